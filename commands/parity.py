@@ -49,12 +49,12 @@ def parity(
         typer.Option(help="The checkpoint's configuration. (Default: the sidecar's, else the one beside it.)"),
         INPUT,
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many sets of random inputs.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many sets of inputs at the largest size.")] = 3,
     seed: Annotated[int, seed_option("The first seed.")] = 0,
     atol: Annotated[float | None, number_option("Absolute tolerance. (Default: by dtype.)")] = None,
     rtol: Annotated[float | None, number_option("Relative tolerance. (Default: by dtype.)")] = None,
     load_inputs: Annotated[
-        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
+        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of text, or random ones."), INPUT
     ] = None,
     save_inputs: Annotated[
         Path | None, typer.Option(help="Write the worst seed's inputs to this .npz."), OutputPath(NPZ)

@@ -126,9 +126,9 @@ class Tolerance:
 # Half precision gets a cosine floor: 1e-2 absolute alone would pass small outputs that are all wrong. Its bound on the
 # error finds those of a wrong scale, which no cosine shows: errors without one are below 0.045 at that cosine. The rest
 # of the rule is the baseline. bf16's absolute part is five times fp16's, as in comparable projects.
-# Rounded weights: on random tokens, the hardest inputs, int8 files had cosines from 0.9969 on, relative errors up to
-# 0.079, divergences up to 0.051 and agreements from 0.78 on; weights of 4 bits in blocks of 32 had 0.9966, 0.083, 0.062
-# and 0.74 in trained models (docs/numerics.md).
+# Rounded weights: on random tokens, which were harder for these models than text, int8 files had cosines from 0.9969
+# on, relative errors up to 0.079, divergences up to 0.051 and agreements from 0.78 on; weights of 4 bits in blocks of
+# 32 had 0.9966, 0.083, 0.062 and 0.74 in trained models (docs/numerics.md).
 # In the order from fine to coarse, which `coarsest` reads.
 TOLERANCES = {
     "fp32": Tolerance(1e-4, 1e-4, relative_rms=1e-2),

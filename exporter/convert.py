@@ -195,10 +195,20 @@ class _ConvertedFile(ConvertedFile):
 
     def same(self) -> CheckRecord:
         seeds = self.options.seeds or ((0,) if self.options.quick else (0, 1, 2))
-        report = run_file_parity(ParityRequest(self.path, self._source, seeds=seeds, provider="cpu", plugin="none"))
+        asked = ParityRequest(
+            self.path,
+            self._source,
+            seeds=seeds,
+            provider="cpu",
+            plugin="none",
+            folder=self._source.parent,
+            rounds=False,
+        )
+        report = run_file_parity(asked)
         worst = max(comparison.figures()["max_abs"] for _, comparison in report.comparisons)
         difference = "equal bit for bit" if worst == 0 else f"max difference {worst:.1e}"
         detail = f"{difference} to {self._source.name} in onnxruntime, {len(report.comparisons)} comparison(s)"
+        detail += f": {report.judged_on}" if report.judged_on else ""
         if not report.passed:
             return failed(detail, max_abs=worst)
         nothing, why = unproven_outputs(report.overall().values(), report.tolerance)

@@ -32,6 +32,7 @@ from .artifact.serialize import message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.checked_file import SequenceFile
 from .checks.golden import check_golden, open_golden
+from .checks.judged import Judged, tokens_of
 from .checks.layers import check_layer_windows
 from .checks.parity import check_parity
 from .checks.quadratic_memory import Shape, Taken, check_quadratic_memory, freest, graph_shapes
@@ -254,6 +255,7 @@ class _CheckpointFile(SequenceFile):
         self._source, self._request, self._golden = source, request, golden
         self._tolerance = request.tolerance(request.precision)
         self._first_run: dict[str, dict[str, Any]] = {}
+        self._judged: Judged | None = None
 
     def golden_outputs(self) -> CheckRecord | None:
         if self._golden is None:
@@ -265,13 +267,20 @@ class _CheckpointFile(SequenceFile):
 
     def parity(self) -> CheckRecord:
         request, source = self._request, self._source
+        judged = self._judged = Judged.open(
+            self.path, self.session, request.dtype, request.precision, tokens_of(request.checkpoint, source)
+        )
         if request.dynamic:
-            return check_sweep(
-                self.session, source, request.dtype, request.dynamic, self._tolerance, quick=request.quick
-            )
+            return check_sweep(judged, source, request.dtype, request.dynamic, self._tolerance, quick=request.quick)
         one_set = request.quick or source.shapes.seq_len > LONG_INPUT
         seeds = request.seeds or ((0,) if one_set else (0, 1))
-        return check_parity(self.session, source, request.dtype, self._tolerance, seeds, self._first_run)
+        return check_parity(judged, source, request.dtype, self._tolerance, seeds, self._first_run, few=one_set)
+
+    def halves(self) -> CheckRecord | None:
+        record = None if self._judged is None else self._judged.range_record()
+        self._judged = None  # of a file in fp16 it holds a session of its own
+        self.session.wake()
+        return record
 
     def rows(self) -> CheckRecord | None:
         request = self._request

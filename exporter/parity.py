@@ -39,7 +39,14 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         MissingDependency: onnxruntime, or the provider asked for, is not installed.
     """
     progress("Loading the model")
-    candidate = open_runner(request.model, request.provider, request.plugin, prefill=False, runtime=request.runtime)
+    candidate = open_runner(
+        request.model,
+        request.provider,
+        request.plugin,
+        prefill=False,
+        runtime=request.runtime,
+        rounds=request.rounds,
+    )
     source, notes = source_of_file(request, candidate)
     if isinstance(candidate, StepRunner):
         if request.lengths:

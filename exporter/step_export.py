@@ -27,8 +27,9 @@ from .artifact.companions import copy_companions
 from .artifact.form import written_form
 from .artifact.publish import Part, companion_path, finish_export
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
-from .checks.checked_file import CheckedFile, ExportedFile
+from .checks.checked_file import ExportedFile
 from .checks.golden import check_golden, open_golden
+from .checks.judged import Judged, tokens_of
 from .checks.steps import check_step_parity, step_runner
 from .checks.wide_integers import check_wide_integers
 from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, model_facts
@@ -117,7 +118,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
     asked = request.export
     with writing(*_outputs(files), inputs=asked.inputs, overwrite=asked.overwrite) as folder:
         beside = folder_companions(asked, files[asked.output].source)
-        golden, sessions = _golden(asked, files), dict[int, CheckedFile]()
+        golden, sessions = _golden(asked, files), dict[int, _StepFile]()
         prefill = next((path.name for path in files if path != asked.output), None)
         parts = []
         for path, source in files.items():
@@ -169,17 +170,20 @@ class _StepFile(ExportedFile):
         asked: ExportRequest,
         golden: Golden | None,
         progress: Progress,
-        sessions: dict[int, CheckedFile],
+        sessions: dict[int, _StepFile],
     ) -> None:
         super().__init__(path, asked, lambda step: progress(f"{step}, {path.name}"))
         self._source, self._asked, self._golden, self._sessions = source, asked, golden, sessions
+        self.judged: Judged | None = None
         sessions[source.chunk] = self
 
     @property
     def _then(self) -> Session | None:
         """The session of the step file, for a file that takes chunks."""
         step = self._sessions.get(1)
-        return None if step is None or step is self else step.session
+        if step is None or step is self:
+            return None
+        return step.session if step.judged is None else step.judged.session
 
     def golden_outputs(self) -> CheckRecord | None:
         if self._golden is None:
@@ -191,7 +195,14 @@ class _StepFile(ExportedFile):
     def parity(self) -> CheckRecord:
         asked = self._asked
         tolerance = asked.tolerance(asked.precision)
-        return check_step_parity(self.session, self._source, asked.dtype, tolerance, self._then, quick=asked.quick)
+        then = self._then
+        tokens = tokens_of(asked.checkpoint, self._source.source)
+        self.judged = judged = Judged.open(self.path, self.session, asked.dtype, asked.precision, tokens)
+        judged.others = [] if then is None else [then]
+        return check_step_parity(judged, self._source, asked.dtype, tolerance, then, quick=asked.quick)
+
+    def halves(self) -> CheckRecord | None:
+        return None if self.judged is None else self.judged.range_record()
 
     def integers(self) -> CheckRecord:
         return check_wide_integers(self.model, self.path.parent, self._source.integer_limits(self._asked.dtype))

@@ -40,6 +40,8 @@ class Session(ABC):
         inputs: what `run` takes, in the file's order.
         outputs: what `run` returns, in the file's order.
         notes: what a user should know of how it runs, a sentence each.
+        watched: values whose size the session measures: the name in the file, and the module that computes it.
+        peaks: the largest magnitude so far of each of these.
     """
 
     backend: str
@@ -48,6 +50,8 @@ class Session(ABC):
     outputs: list[TensorSpec]
     notes: tuple[str, ...] = ()
     plugin: str | None = None
+    watched: Sequence[tuple[str, str]] = ()
+    peaks: NDArray[np.float32] | Sequence[float] = ()
 
     @property
     def kernels(self) -> tuple[str, ...]:

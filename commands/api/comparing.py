@@ -45,7 +45,7 @@ def parity(
         against: the checkpoint, whose float64 reference needs PyTorch; or another exported file, which does not.
         golden: an .npz that `record` wrote: what your own model computed.
         config: the checkpoint's configuration; by default the sidecar's, else the one beside it.
-        seeds: seeds of random inputs; each gives one set.
+        seeds: each gives one set of inputs at the largest size: text, or random ones.
         inputs: an .npz of inputs instead.
         seq_len: lengths to compare at, for a dynamic axis; by default around the window.
         causal: for AFTLocal: how it was exported; by default as the sidecar says.

@@ -73,6 +73,10 @@ class ExportedFile(CheckedFile):
     def parity(self) -> CheckRecord:
         """Compare with the reference."""
 
+    def halves(self) -> CheckRecord | None:
+        """Tell how large the values of fp16 were while the file was compared; None where none were watched."""
+        return None
+
     @abstractmethod
     def integers(self) -> CheckRecord:
         """Bound the integers of the file."""

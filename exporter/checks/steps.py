@@ -7,6 +7,9 @@ way, followed by single tokens through the step file, which needs the same cache
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,21 +18,26 @@ from ...core.tolerance import Tolerance
 from ...runtime.generation.array_step import ArrayStep
 from ...runtime.inputs.arrays import random_inputs
 from ...runtime.parity.compare import compare
-from ...runtime.parity.inputs import WINDOWS_BEYOND
+from ...runtime.parity.comparison import Comparison
+from ...runtime.parity.inputs import WINDOWS_BEYOND, InputSet
 from ...runtime.parity.runner import StepRunner
-from ...runtime.session import Session
+from ...runtime.session import Arrays, Session
+from ...runtime.text_inputs.rows import token_names
 from ..models.family import ShapeRequest
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from ..source.step_source import StepSource
+from .judged import Judged
 from .parity import baseline_meter, parity_record
 
 # Number of single tokens after the chunks.
 _AFTER_CHUNKS = 32
+# Tokens of a short sequence, of one that goes on after a chunk, and how many sequences are as long as that.
+_SHORT, _FEW, _ROWS = 48, 16, 16
 
 
 def check_step_parity(
-    session: Session,
+    judged: Judged,
     source: StepSource,
     dtype: str,
     tolerance: Tolerance,
@@ -37,38 +45,83 @@ def check_step_parity(
     *,
     quick: bool = False,
 ) -> CheckRecord:
-    """Run a whole sequence through a step or chunk file and compare each position with the float64 reference.
+    """Run whole sequences through a step or chunk file and compare each position with the float64 reference.
 
     Args:
-        session: the written file.
+        judged: the written file.
         source: the model it was exported from.
-        dtype: "fp32" or "fp16".
+        dtype: "fp32", "fp16" or "bf16".
         tolerance: the criterion.
         then: the step file that continues after the chunks; without it the chunks take the whole sequence.
         quick: compare one window beyond the ring instead of several.
+
+    Raises:
+        CheckFailed: fp16 overflows.
     """
     whole = whole_sequence(source, then is not None, 1 if quick else WINDOWS_BEYOND)
     length = whole.shapes.seq_len
-    singles = None if then is None else min(_AFTER_CHUNKS, length - source.chunk)
-    candidate = step_runner(session, source, dtype, then, singles)
-    reference = ReferenceRunner(whole, dtype, few_sequences=True)
-    inputs = random_inputs(whole.inputs(dtype), 0, token_limit=whole.token_limit)
-    if whole.family.key_mask in inputs:
-        inputs[whole.family.key_mask] = _padded(inputs[whole.family.key_mask].shape)
-    compared = compare(candidate, reference, inputs, tolerance)
     meter = baseline_meter(whole, dtype, tolerance)
-    if meter is not None:
-        meter.take(reference, inputs, compared.expected)
-    found = [("", comparison) for comparison in compared.comparisons]
+    found: list[tuple[str, Comparison]] = []
+    alone: set[str] = set()
+    for inputs in _sequences(judged, source, whole, dtype, goes_on=then is not None):
+        size = next(iter(inputs.arrays.values())).shape[source.form.length_axis]
+        singles = None if then is None else min(_AFTER_CHUNKS, size - source.chunk)
+        candidate = step_runner(judged.session, source, dtype, then, singles)
+        at = whole if size == length else whole.resized(seq_len=size)
+        reference = ReferenceRunner(at, dtype, few_sequences=True)
+        if reference.hardly_decided(inputs.arrays) and found:
+            continue
+        compared = compare(candidate, reference, inputs.arrays, tolerance)
+        judged.refuse_overflow(inputs.name)
+        judged.count(inputs, at.inputs(dtype))
+        if meter is not None:
+            meter.take(reference, inputs.arrays, compared.expected)
+        found += [(inputs.name, comparison) for comparison in compared.comparisons]
+        alone |= {inputs.name} if inputs.alone else set()
     ring = source.slots
     wrapped = (length - ring) / whole.window_size
-    detail = f"{length} positions, {wrapped:.3g} windows beyond the ring's {ring} slots"
+    detail = f"{judged.describe()}, {length} positions, {wrapped:.3g} windows beyond the ring's {ring} slots"
     if wrapped <= 0:
-        detail = f"{length} positions, all that the model has; the ring of {ring} slots is never full, "
-        detail += "which proves nothing about it"
-    record = parity_record(found, reference, tolerance, detail, meter)
+        detail = f"{judged.describe()}, {length} positions, all that the model has; the ring of {ring} slots is never "
+        detail += "full, which proves nothing about it"
+    record = parity_record(found, ReferenceRunner(whole, dtype), tolerance, detail, meter, alone)
     unproven = wrapped <= 0 and record.status == "passed"
     return record.model_copy(update={"status": "not proven"}) if unproven else record
+
+
+def _sequences(
+    judged: Judged, source: StepSource, whole: SourceModel, dtype: str, *, goes_on: bool
+) -> Iterator[InputSet]:
+    """Yield the sequences to feed: one that fills the ring again and again, then short ones as in use."""
+    specs, limit, mask = whole.inputs(dtype), whole.token_limit, whole.family.key_mask
+    length, chunk = whole.shapes.seq_len, source.chunk
+
+    def drawn(at: int) -> Arrays:
+        inputs = random_inputs(source.data(dtype, at), 0, token_limit=limit)
+        if mask in inputs:
+            inputs[mask] = _padded(inputs[mask].shape)
+        return inputs
+
+    long = drawn(length)
+    if judged.tokens is None or not token_names(specs):
+        yield InputSet("", long)
+        return
+    yield InputSet("the longest row", judged.filled(long, specs, 0), alone=judged.judges_alone)
+    if whole.family.sequence_axis not in (-2, 1) or source.form.length_axis != 1:
+        return
+    multiple = 1 if goes_on or chunk == 1 else chunk
+    most = min(length, max(chunk + _FEW, _SHORT) if chunk > 1 else _SHORT)
+    if goes_on and most <= chunk:
+        return
+    if judged.takes_random:
+        size = max(multiple, most // multiple * multiple)
+        yield InputSet("random tokens", drawn(size), random=True)
+    for row in judged.rows(most, most, most * _ROWS, specs, multiple=multiple)[1:]:
+        if row.length <= chunk and goes_on:
+            row = replace(row, ids=np.concatenate([row.ids, judged.tokens.row(1, chunk + _FEW - row.length)]))
+        if row.length <= length:
+            sizes = source.data(dtype, row.length)
+            yield judged.set_of([row], sizes, {})
 
 
 def step_runner(

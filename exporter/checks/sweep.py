@@ -7,7 +7,7 @@ pads, and a length that was traced as a constant would be wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import onnx
@@ -24,24 +24,27 @@ from ...runtime.parity.inputs import InputSet
 from ...runtime.session import Arrays, Session
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
+from .judged import MOST_WORK, Judged, most_tokens
 from .layers import check_layer_memory
 from .parity import baseline_meter, check_input_sets
 
 # A few tokens may all be such that rounding decides their experts; then others are drawn.
 _DRAWS = 8
-# Weights times tokens that the reference multiplies over all sizes; beyond, it is compared at fewer of them. A core
-# multiplies some 10¹⁰ of them a second in float64.
-_MOST_WORK = 5 * 10**11
+# Tokens of a sequence on which other batch sizes are tried, where the reference takes long.
+_FEW = 16
 
 
 def check_sweep(
-    session: Session, source: SourceModel, dtype: str, axes: Sequence[str], tolerance: Tolerance, *, quick: bool = False
+    judged: Judged, source: SourceModel, dtype: str, axes: Sequence[str], tolerance: Tolerance, *, quick: bool = False
 ) -> CheckRecord:
-    """Compare a written file with the float64 reference over a sweep of sizes; quick checks compare at the first."""
+    """Compare a written file with the float64 reference on rows as in use, and over a sweep of sizes.
+
+    Quick checks compare on the longest row alone.
+    """
     reference = ReferenceRunner(source, dtype, axes)
     meter = baseline_meter(source, dtype, tolerance)
-    sets = islice(_input_sets(reference, axes), 1 if quick else None)
-    record = check_input_sets(session, reference, sets, tolerance, meter)
+    sets = chain(_rows_of_use(judged, reference), _input_sets(judged, reference, axes))
+    record = check_input_sets(judged, reference, islice(sets, 1 if quick else None), tolerance, meter)
     longest = _longest(source)
     hidden = [window for window in source.windows if not window.sees_all and not shows(window, longest)]
     if SEQUENCE in axes and hidden and record.status == "passed":
@@ -111,26 +114,48 @@ def rows_of_checkpoint(
     return check_joined_rows(session, written, dtype, draw, sizes, [n for n in lengths if n <= length])
 
 
-def _input_sets(reference: ReferenceRunner, axes: Sequence[str]) -> Iterator[InputSet]:
-    """Draw random inputs at every size of the sweep; the check leaves out sizes that the class refuses."""
+def _rows_of_use(judged: Judged, reference: ReferenceRunner) -> Iterator[InputSet]:
+    """Yield rows as in use, one at a time, where a call may take one of any length."""
+    source, specs = reference.source, reference.inputs
+    names = {size for spec in specs for size in spec.shape if isinstance(size, str)}
+    if SEQUENCE not in names:
+        return
+    longest = _longest(source)
+    for row in judged.rows(longest, longest - 1, most_tokens(source), specs):
+        sizes = {BATCH: 1 if BATCH in names else source.shapes.batch, SEQUENCE: row.length}
+        inputs = judged.set_of([row], specs, sizes)
+        if not reference.hardly_decided(inputs.arrays):
+            yield inputs
+
+
+def _input_sets(judged: Judged, reference: ReferenceRunner, axes: Sequence[str]) -> Iterator[InputSet]:
+    """Draw inputs at every size of the sweep; the check leaves out sizes that the class refuses."""
     source = reference.source
     windows = [window for window in source.windows if not window.sees_all]
     now: Mapping[str, int] = {BATCH: source.shapes.batch, SEQUENCE: _longest(source)}
     trials: Sequence[Mapping[str, int]] = sweep_sizes(axes, now, SEQUENCE, windows)
     weights = sum(x.numel() for x in source.state.values())
     tokens = sum(sizes[BATCH] * sizes[SEQUENCE] for sizes in trials)
-    if source.family.longest_compared(source.args) is not None and weights * tokens > _MOST_WORK:
+    if source.family.longest_compared(source.args) is not None and weights * tokens > MOST_WORK:
         trials = fewer_sizes(trials, _edges(source))
+        if judged.tokens is not None and SEQUENCE in axes:  # the longest row of text is the longest sequence
+            trials = [{**x, BATCH: 1} if BATCH in axes and x[SEQUENCE] in _edges(source) else x for x in trials[1:]]
+            trials = [x if x[BATCH] == 1 else {**x, SEQUENCE: min(_FEW, x[SEQUENCE])} for x in trials]
+            trials += [{BATCH: batch, SEQUENCE: _FEW} for batch in (2, 3) if BATCH in axes]
+            trials = [dict(x) for x in dict.fromkeys(tuple(sorted(trial.items())) for trial in trials)]
     for place, sizes in enumerate(trials):
+        # In fp32 every second size has random tokens, in which any of the vocabulary occurs.
+        random = judged.takes_random and judged.tokens is not None and place % 2 == 0
         for seed in range(sum(sizes.values()), sum(sizes.values()) + _DRAWS):
             drawn = random_inputs(reference.inputs, seed, source.token_limit, sizes)
             if source.family.key_mask in drawn:
                 _pad(drawn[source.family.key_mask], left=place % 2 == 1)
                 if POSITION_IDS in drawn:
                     drawn[POSITION_IDS] = _positions(drawn[source.family.key_mask], seed, source.shapes.seq_len)
+            drawn = drawn if random else judged.filled(drawn, reference.inputs, seed)
             if not reference.hardly_decided(drawn):
                 break
-        yield InputSet(" ".join(f"{axis}={sizes[axis]}" for axis in axes), drawn)
+        yield InputSet(" ".join(f"{axis}={sizes[axis]}" for axis in axes), drawn, random=random)
 
 
 def _edges(source: SourceModel) -> set[int]:

@@ -14,6 +14,7 @@ from typing import Any
 from ...core.documents.proof import GOLDEN_CHECK
 from ...core.documents.sidecar import PARITY, WINDOW, CheckRecord
 from ...runtime.inputs.rows import ROWS
+from ...runtime.parity.overflow import FP16_RANGE
 from .checked_file import CheckedFile, ConvertedFile, ExportedFile, Kind, SequenceFile
 from .loads import check_loads, check_model
 from .outcome import skipped
@@ -76,6 +77,7 @@ CHECKS: tuple[Check, ...] = (
     Check("same as its source", _of_kind(ConvertedFile.same), CONVERSIONS),
     Check(GOLDEN_CHECK, _of_kind(ExportedFile.golden_outputs), EXPORTS),
     Check(PARITY, _of_kind(ExportedFile.parity), EXPORTS),
+    Check(FP16_RANGE, _of_kind(ExportedFile.halves), EXPORTS),
     Check(ROWS, _of_kind(SequenceFile.rows), SEQUENCES),
     Check(WINDOW, _of_kind(SequenceFile.window), SEQUENCES, quick=False, of_nodes=True),
     Check(

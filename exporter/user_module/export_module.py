@@ -39,6 +39,7 @@ from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
 from ..checkpoint.tensors import check_finite
 from ..checks.checked_file import SequenceFile
 from ..checks.golden import check_golden, open_golden
+from ..checks.judged import Judged
 from ..checks.layers import check_layer_memory, check_layer_windows
 from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, freest, graph_shapes
@@ -430,7 +431,9 @@ class _ModuleFile(SequenceFile):
 
     def parity(self) -> CheckRecord:
         sets = islice(self._job.input_sets(), 1 if self.options.quick else None)
-        return check_input_sets(self.session, self._job.reference, sets, self.options.tolerance("fp32"))
+        return check_input_sets(
+            Judged(self.session, self.path, "fp32"), self._job.reference, sets, self.options.tolerance("fp32")
+        )
 
     def rows(self) -> CheckRecord | None:
         job, dynamic = self._job, self._job.options.dynamic

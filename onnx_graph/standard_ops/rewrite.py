@@ -12,7 +12,7 @@ from typing import Any
 
 from ...core.machine.process import quiet_loggers
 from ..block_weights import in_standard_operators
-from ..precision.bf16_to_fp32 import EXACT
+from ..precision.half_to_fp32 import EXACT
 from . import scan_states
 from .names import name_by_module
 from .norms import without_lp_normalization

@@ -18,6 +18,8 @@ from ..inputs.arrays import load_arrays, random_inputs
 from ..inputs.example_inputs import check_call
 from ..inputs.vocabulary import vocabulary
 from ..session import Arrays, Session, load
+from ..text_inputs.rows import fill, token_names
+from ..text_inputs.tokens import open_tokens
 from .parts import ModelPart
 
 
@@ -93,15 +95,22 @@ def sequence_inputs(part: ModelPart, samples: Sequence[Sample], seed: int) -> Ar
 def _draw(
     specs: Sequence[TensorSpec], part: ModelPart, count: int, seed: int, limit: int | None
 ) -> Iterator[tuple[Arrays, str]]:
-    """Draw random inputs; with dynamic axes, the longest first and then a shorter one."""
+    """Draw inputs as in use, or random ones of floats; with dynamic axes, the longest first and then a shorter one."""
     sidecar = part.sidecar
+    config = None if sidecar is None else sidecar.kwargs.get("config")
+    known = config if isinstance(config, dict) else None
+    tokens = open_tokens([part.path.parent], limit, known) if token_names(specs) else None
     for index in range(count):
         sizes = {}
         if sidecar is not None:
             length = sidecar.seq_len if index % 2 == 0 else max(1, sidecar.seq_len * 2 // 3)
             sizes = named_sizes(sidecar.batch, length)
         try:
-            yield random_inputs(specs, seed + index, limit, sizes), f"random, seed {seed + index}"
+            drawn = random_inputs(specs, seed + index, limit, sizes)
+            if tokens is None:
+                yield drawn, f"random, seed {seed + index}"
+            else:
+                yield fill(drawn, specs, tokens, seed + index), f"{tokens.kind}, seed {seed + index}"
         except UsageError as error:
             raise UsageError(
                 error.what, why=error.why, fix=f"Give the samples' inputs in a file: {argument('inputs')}."

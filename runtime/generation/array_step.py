@@ -37,6 +37,11 @@ class ArrayStep(StepSession):
         self._clear()
 
     @property
+    def sessions(self) -> Mapping[int, Session]:
+        """The sessions, by the positions of one call."""
+        return self._sessions
+
+    @property
     def state(self) -> Arrays:
         """The position and the caches that the next call takes."""
         return {**self._caches, self.facts.position_input: np.array([self.position], dtype=np.int64)}

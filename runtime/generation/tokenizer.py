@@ -98,6 +98,15 @@ class FolderTokenizer:
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
+    def spelled(self, token: int) -> str | None:
+        """Return the name of a token, special ones included; None for a number that is none."""
+        found: str | None = self._tokenizer.id_to_token(token)
+        return found
+
+    def special_tokens(self) -> list[str]:
+        """List the names of the tokens that were added as special ones."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+
 
 def _growth(step: Mapping[str, Any]) -> int:
     """Return how many times longer a normalizer or decoder may make a text, by its replacements one after the other."""

@@ -26,7 +26,7 @@ def readable(file: OnnxFile) -> str | bytes:
         UsageError: the file is no ONNX model, needs wider integers than OpenVINO has, or its copy is too large.
     """
     from ...onnx_graph import inlining
-    from ...onnx_graph.precision import bf16_to_fp32
+    from ...onnx_graph.precision import half_to_fp32
     from ...onnx_graph.standard_ops import scan_states
 
     model = file.parse()
@@ -46,7 +46,7 @@ def readable(file: OnnxFile) -> str | bytes:
             why=f"Its functions must be inlined first. {error}",
             fix="Write it without functions: localattn convert MODEL -o plain.onnx --standard-ops",
         ) from error
-    plain = scan_states.apply(inlining.apply(bf16_to_fp32.apply(model)))
+    plain = scan_states.apply(inlining.apply(half_to_fp32.apply(model)))
     if plain is not model:
         return bytes(plain.SerializeToString())
     return file.name if file.scan.locations else file.content  # given bytes, it could not find external data

@@ -215,22 +215,44 @@ def model_for(
 
 
 def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
-    """Return the model in fp32 (`onnx_graph.precision.bf16_to_fp32`), or None if it has no bf16.
+    """Return the model in fp32 (`onnx_graph.precision.half_to_fp32`), or None if it has no bf16.
 
     Args:
         file: the model.
         compiled: leave the nodes that the library of compiled kernels computes as they are.
     """
     from ...onnx_graph import inlining
-    from ...onnx_graph.precision import bf16_to_fp32
+    from ...onnx_graph.precision import half_to_fp32
 
     model = file.parse()
-    copy = bf16_to_fp32.apply(model, computes if compiled else inlining.no_calls)
+    copy = half_to_fp32.apply(model, computes if compiled else inlining.no_calls)
     if copy is model:
         return None
-    _log.info("pass bf16_to_fp32 applied to %s", file.name)
+    _log.info("pass half_to_fp32 applied to %s", file.name)
     serialized: bytes = copy.SerializeToString()
     return serialized
+
+
+def watching_fp16(file: OnnxFile, *, compiled: bool, rounds: bool) -> tuple[bytes, list[tuple[str, str]]] | None:
+    """Return the model in fp32, watched where the file is fp16, or None if nothing in it is.
+
+    Args:
+        file: the model.
+        compiled: leave the nodes that the library of compiled kernels computes as they are.
+        rounds: round where the file is fp16.
+
+    Returns:
+        The copy, and the values that it watches, as `onnx_graph.precision.half_to_fp32.watch` has them.
+    """
+    from ...onnx_graph import inlining
+    from ...onnx_graph.precision import half_to_fp32
+
+    model = file.parse()
+    copy = half_to_fp32.watch(model, computes if compiled else inlining.no_calls, rounds=rounds)
+    if copy.model is model:
+        return None
+    _log.info("pass half_to_fp32 applied to %s", file.name)
+    return copy.model.SerializeToString(), copy.values
 
 
 def not_loaded(ort: Any, execution_provider: str) -> str:

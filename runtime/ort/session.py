@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ...core.storage.library_store import AUTO, NONE
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
 from ...onnx_graph.facts import check_nodes
 from ...onnx_graph.onnx_file import NotAModel, OnnxFile
+from ...onnx_graph.precision.half_to_fp32 import PEAKS
 from ..session import BACKENDS, Arrays, Session
 from .custom_ops import CompiledKernel, choose, fall_back, lacking
 from .providers import (
@@ -32,14 +33,18 @@ from .providers import (
     new_session,
     not_loaded,
     not_running,
+    watching_fp16,
 )
 
 _BACKEND = BACKENDS[".onnx"]
+# How onnxruntime computes a file of fp16 on the CPU.
+Halves = Literal["as usual", "rounded", "watched"]
 _log = logging.getLogger(__name__)
 
 # onnxruntime's messages for an element type that neither a provider nor a registered library computes in.
 _NO_KERNEL = ("Could not find an implementation", "'tensor(bfloat16)' of input parameter")
 
+ROUNDED = "fp16 is rounded here as a GPU rounds it: the numbers are those of fp16, the time is not"
 EMULATED = "bf16 products emulated in fp32 by this provider: the numbers are those of bf16, the time is not"
 
 # Advice for a node that a compiled kernel refuses.
@@ -68,6 +73,7 @@ class _Setup:
         threads: of one operator; None leaves it to onnxruntime.
         lean: use as little memory as onnxruntime can, and keep none of it between runs.
         arranged: keep a copy of each constant matrix, in the order in which products read it.
+        halves: how fp16 is computed on the CPU.
     """
 
     file: OnnxFile
@@ -76,6 +82,7 @@ class _Setup:
     threads: int | None = None
     lean: bool = False
     arranged: bool = True
+    halves: Halves = "as usual"
 
     @property
     def place(self) -> str:
@@ -93,6 +100,10 @@ class OnnxRuntimeSession(Session):
         notes: as of `Session`.
         kernel: the compiled kernels that it uses.
         reopen: opens a lean session again; such a session frees memory after each run and can `rest`.
+        watched: the values whose size `PEAKS`, an output of this session and not of the file, counts.
+
+    Attributes:
+        peaks: the largest magnitude so far of each watched value, before it was rounded to fp16.
 
     Raises:
         UsageError: an input or output is no tensor of a numpy type.
@@ -108,6 +119,7 @@ class OnnxRuntimeSession(Session):
         notes: Sequence[str] = (),
         kernel: CompiledKernel | None = None,
         reopen: Callable[[], Any] | None = None,
+        watched: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._open, self._reopen = session, reopen
         self._source = source
@@ -117,7 +129,8 @@ class OnnxRuntimeSession(Session):
         self.kernel = kernel
         self.plugin = None if kernel is None else str(kernel.library.path)
         self.inputs = [_spec(value, source) for value in session.get_inputs()]
-        self.outputs = [_spec(value, source) for value in session.get_outputs()]
+        self.outputs = [_spec(value, source) for value in session.get_outputs() if value.name != PEAKS]
+        self.watched, self.peaks = list(watched), np.zeros(len(watched), np.float32)
 
     @property
     def _session(self) -> Any:
@@ -137,14 +150,16 @@ class OnnxRuntimeSession(Session):
         _ = self._session
 
     def _execute(self, inputs: Arrays) -> Arrays:
-        names = [spec.name for spec in self.outputs]
+        names = [spec.name for spec in self.outputs] + [PEAKS] * bool(self.watched)
         try:
             results = self._session.run(names, inputs, self._run_options)
         except Exception as error:
             raise self._did_not_run(error) from error
+        if self.watched:
+            self.peaks = np.fmax(self.peaks, results[-1])
         # A lean session's outputs are copied: otherwise each would keep part of the arena as long as it is used.
         own = np.asarray if self._reopen is None else np.array
-        return {name: own(result) for name, result in zip(names, results, strict=True)}
+        return {spec.name: own(result) for spec, result in zip(self.outputs, results, strict=False)}
 
     def io_binding(self) -> Any:
         """Return onnxruntime's `IOBinding` of this session: buffers that `run_bound` reads and writes."""
@@ -177,11 +192,15 @@ def open_file(
     *,
     lean: bool = False,
     arranged: bool = True,
+    halves: Halves = "as usual",
 ) -> OnnxRuntimeSession:
     """Open an ONNX file; external data is looked for beside it. Arguments as of `runtime.session.load`.
 
     A lean session uses less memory than others on the CPU, and keeps none between runs. One that is not arranged opens
     faster and keeps no copies of matrices, which each run then arranges anew.
+
+    On the CPU onnxruntime does not round between two operators of fp16. With "rounded" it computes what the file says,
+    as a GPU does, and watches how large the values are; with "watched" it watches and does not round.
 
     Raises:
         UsageError: the file is broken or unsupported, or the provider unknown.
@@ -197,10 +216,10 @@ def open_file(
     ort = _BACKEND.require()
     failures: list[tuple[_Setup, Exception]] = []
     for known, registered in _candidates(ort, provider, kernel):
-        setup = _Setup(file, known, registered, threads, lean and not known.chain, arranged)
+        setup = _Setup(file, known, registered, threads, lean and not known.chain, arranged, halves)
         _log.debug("trying %s", setup.place)
         try:
-            session, notes = _create(ort, setup)
+            session, notes, watched = _create(ort, setup)
         except Exception as error:
             _log.info("%s does not open on %s: %s", file.name, setup.place, _reason(error))
             failures.append((setup, error))
@@ -212,7 +231,7 @@ def open_file(
             fall_back(_reason(without))  # the model is not at fault: it opens without the library
         used = registered if registered is not None and registered.used else None
         reopen = partial(_create_again, setup) if setup.lean else None
-        return OnnxRuntimeSession(session, known.name, file.name, notes, used, reopen)
+        return OnnxRuntimeSession(session, known.name, file.name, notes, used, reopen, watched)
     raise _report(ort, failures)
 
 
@@ -254,7 +273,7 @@ def _candidates(
 
 
 def _create_again(setup: _Setup) -> Any:
-    session, _ = _create(_BACKEND.require(), setup)
+    session, *_ = _create(_BACKEND.require(), setup)
     setup.file.check_same()
     return session
 
@@ -308,8 +327,8 @@ def _reason(error: Exception) -> str:
     return error.why if isinstance(error, MissingDependency) else one_line(error)
 
 
-def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
-    """Create onnxruntime's session, and notes for its user."""
+def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...], Sequence[tuple[str, str]]]:
+    """Create onnxruntime's session, notes for its user, and what it watches."""
     provider, kernel = setup.provider, setup.kernel
     wanted = (*provider.chain, CPU)[0]
     if wanted not in ort.get_available_providers():
@@ -323,6 +342,12 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
         options.add_session_config_entry("session.disable_prepacking", "1")
     failure: Exception | None = None
     given = model_for(ort, provider, setup.file, options)
+    rounds, compiled = setup.halves == "rounded", kernel is not None
+    watches = setup.halves != "as usual" and not provider.chain
+    watching = watching_fp16(setup.file, compiled=compiled, rounds=rounds) if watches else None
+    if watching is not None:
+        copy, watched = watching
+        return new_session(ort, replace(given, model=copy), options), (ROUNDED,) * rounds, watched
     try:
         session = new_session(ort, given, options)
         started = session.get_providers()[0]
@@ -332,16 +357,16 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
         tensors = (*session.get_inputs(), *session.get_outputs())
         if provider.chain or not any("bfloat16" in tensor.type for tensor in tensors):
             on_cpu = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
-            return session, (*given.notes, *on_cpu)
+            return session, (*given.notes, *on_cpu), ()
     except Exception as error:
         if provider.chain or not any(text in str(error) for text in _NO_KERNEL):
             raise
         failure = error
-    copy = emulating_bf16(setup.file, compiled=kernel is not None)
-    if copy is None:
+    in_fp32 = emulating_bf16(setup.file, compiled=kernel is not None)
+    if in_fp32 is None:
         assert failure is not None
         raise failure
-    return new_session(ort, replace(given, model=copy), options), (EMULATED,)
+    return new_session(ort, replace(given, model=in_fp32), options), (EMULATED,), ()
 
 
 def _giving_back() -> Any:

@@ -22,6 +22,7 @@ from .baseline import BaselineMeter, UntouchedModule, beside, table_alone
 from .comparison import Comparison, compare_arrays, largest_error, unproven_outputs
 from .golden import Golden, GoldenRunner, GoldenSample, check_type, kept_rows, key_mask
 from .inputs import InputSets
+from .overflow import range_record
 from .report import ParityReport, ParityRequest, Reference, not_finite, overall
 from .runner import FileRunner, Runner, Sample, take_sample
 from .shared_inputs import shared_specs
@@ -230,7 +231,8 @@ def compare_models(
         CheckFailed: an output is missing or has another shape than the reference's.
     """
     specs = shared_specs(candidate.inputs, reference.inputs, (candidate.name, reference.name))
-    sets = InputSets(request, specs, (candidate, reference), _geometries(windows))
+    precision = coarsest([candidate.precision, described.dtype or candidate.precision])
+    sets = InputSets(request, specs, (candidate, reference), _geometries(windows), precision)
     views = [view if sets.length is None else replace(view, length=sets.length) for view in windows]
     extra = [name for name in candidate.outputs if name not in reference.outputs]
     alone = [f"output {name!r} is in {candidate.name} only" for name in extra]
@@ -247,6 +249,7 @@ def compare_models(
             report.notes += [refusal] if refusal not in report.notes else []
             continue
         report.notes += not_finite(inputs.arrays)
+        sets.count(inputs)
         expected = None
         for mode in candidate.modes():
             progress(f"Comparing: {inputs.name}{mode.mode}")
@@ -254,12 +257,15 @@ def compare_models(
                 mode, reference, inputs.arrays, tolerance, spread=inputs.largest, expected=expected
             )
             report.take(inputs.name + mode.mode, inputs.arrays, outputs, comparisons)
+            report.alone |= {inputs.name + mode.mode} if inputs.alone else set()
             for found in comparisons:
                 verdict = "equal" if found.passed else "NOT equal"
                 _log.info("%s%s, %s: max error %.3g, %s", inputs.name, mode.mode, found.name, found.max_abs, verdict)
         if meter is not None and meter.measures and expected is not None:
             progress(f"Measuring the untouched module in {report.dtype}: {inputs.name}")
             meter.take(reference, inputs.arrays, expected)
+    report.judged_on = sets.describe()
+    report.range = range_record(candidate.sessions, report.judged_on)
     if not report.with_reference:
         why = f"{refusal}." if refusal else "There are no inputs."
         raise UsageError("Nothing could be compared.", why=why, fix="Give inputs of other lengths.")

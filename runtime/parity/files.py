@@ -47,7 +47,9 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
             fix="Leave them out, or compare with the checkpoint.",
         )
     progress(f"Loading {request.model.name}")
-    candidate = open_runner(request.model, request.provider, request.plugin, runtime=request.runtime)
+    candidate = open_runner(
+        request.model, request.provider, request.plugin, runtime=request.runtime, rounds=request.rounds
+    )
     progress(f"Loading {request.against.name}")
     reference = _open_reference(request)
     if candidate.name == reference.name:
@@ -101,7 +103,9 @@ def run_golden_parity(request: ParityRequest, progress: Callable[[str], None] = 
                 fix=f"Leave it out, or give what to compare with besides: {argument('against')}.",
             )
     progress(f"Loading {request.model.name}")
-    candidate = open_runner(request.model, request.provider, request.plugin, runtime=request.runtime)
+    candidate = open_runner(
+        request.model, request.provider, request.plugin, runtime=request.runtime, rounds=request.rounds
+    )
     golden = Golden.read(request.against)
     report = new_report(
         request,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
@@ -14,10 +15,15 @@ from ..inputs.arrays import load_arrays, random_inputs
 from ..inputs.size_sweep import OPEN_BATCH, sweep_sizes
 from ..inputs.vocabulary import check_tokens
 from ..session import Arrays, check_inputs
+from ..text_inputs.rows import arrays_of_rows, fill, rows_of_use, token_names
+from ..text_inputs.tally import Tally
+from ..text_inputs.tokens import open_tokens
 from .report import ParityRequest
-from .runner import Runner, StepRunner
+from .runner import FileRunner, Runner, StepRunner
 from .shared_inputs import cast_to
 
+# Tokens of all rows as in use together, and of a short sequence that is fed to step files.
+_MOST_TOKENS, _FEW = 4096, 48
 # A sequence exceeds the longest cache by this many windows.
 WINDOWS_BEYOND = 3
 
@@ -33,12 +39,16 @@ class InputSet:
         arrays: in the types that both models share.
         largest: whether it has the sizes at which errors along the sequence are recorded.
         sizes: the sizes of the dynamic axes, in words.
+        alone: whether figures over its elements alone must be within the tolerance too.
+        random: whether its tokens are random, and unlike those of use.
     """
 
     name: str
     arrays: Arrays
     largest: bool = False
     sizes: str = ""
+    alone: bool = False
+    random: bool = False
 
 
 class InputSets:
@@ -49,6 +59,7 @@ class InputSets:
         specs: the inputs that both take.
         runners: the candidate and the reference.
         windows: of the model's layers.
+        precision: an entry of `core.tolerance`: random tokens have a say in fp32 alone, where others are to be had.
 
     Attributes:
         length: positions of the longest sequence; None where no facts state which axis counts them.
@@ -64,7 +75,9 @@ class InputSets:
         specs: Sequence[TensorSpec],
         runners: Sequence[Runner],
         windows: Sequence[WindowGeometry],
+        precision: str = "fp32",
     ) -> None:
+        self._precision, self._windows = precision, windows
         self._request, self._specs, self._runners = request, list(specs), runners
         self._steps = [runner for runner in runners if isinstance(runner, StepRunner)]
         self._axes = _dynamic_axes(specs)
@@ -86,6 +99,9 @@ class InputSets:
             self.length = max(lengths, default=self._stepped(None))
         for runner in self._steps:
             self._check_steps(runner)
+        takes_tokens = self._given is None and bool(token_names(specs))
+        self._texts = open_tokens(request.folders, self._tokens, _config(runners)) if takes_tokens else None
+        self._tally = Tally(self._texts)
 
     def __iter__(self) -> Iterator[InputSet]:
         """Yield a set of inputs for each size; at the largest and at requested sizes, one for each seed."""
@@ -93,12 +109,50 @@ class InputSets:
             yield InputSet(str(self._request.inputs), self._given, True, str(self._request.inputs))
             return
         seeds, lengths = self._request.seeds, self._request.lengths
+        place = 0
         for sizes in self._sizes:
             largest = sizes == self._sizes[0] if not lengths else sizes[self._sequence or ""] == self.length
             for seed in seeds if largest or lengths else seeds[:1]:
                 drawn = random_inputs(self._specs, seed, self._tokens, sizes)
+                # In fp32 every second set has random tokens, in which any of the vocabulary occurs.
+                random = self._texts is not None and self._precision == "fp32" and place % 2 == 0
+                if self._texts is not None and not random:
+                    drawn = fill(drawn, self._specs, self._texts, seed)
                 named = self._named(sizes)
-                yield InputSet(f"seed {seed}, {named}" if named else f"seed {seed}", drawn, largest, named)
+                name = f"seed {seed}, {named}" if named else f"seed {seed}"
+                yield InputSet(name, drawn, largest, named, random=random)
+                place += 1
+        if self._sequence is not None and not lengths:
+            yield from self._rows()
+
+    def _rows(self) -> Iterator[InputSet]:
+        """Yield rows as in use, one at a time, of lengths that both models take."""
+        if self._texts is None or self._sequence is None or self.length is None:
+            return
+        batch = {name: max(1, self._bounds(name)[0]) for name in self._axes if name != self._sequence}
+        chunk = math.lcm(*(runner.facts.chunk for runner in self._steps)) if self._steps else 1
+        low = self._bounds(self._sequence)[0]
+        masked = any(spec.name in ("mask", "attention_mask") for spec in self._specs)
+        spans = 2 * max((window.keys_per_window for window in self._windows if not window.sees_all), default=0)
+        # A sequence that fills the caches of step files again and again was fed before.
+        longest = min(self.length, max(_FEW, 2 * chunk)) if self._steps else self.length
+        alone = self._precision not in ("fp32", "fp16", "bf16")
+        if not (self._texts.opening or self._texts.openings or alone):
+            return  # nothing begins a sequence but what the sets above have too
+        for row in rows_of_use(self._texts, longest, spans, _MOST_TOKENS, pads=masked, multiple=chunk):
+            if row.length >= low:
+                sizes = {**batch, self._sequence: row.length}
+                drawn = random_inputs(self._specs, 0, self._tokens, sizes)
+                arrays = arrays_of_rows([row], self._specs, drawn, self._texts.pad)
+                yield InputSet(row.name, arrays, sizes=self._named(sizes), alone=alone)
+
+    def count(self, inputs: InputSet) -> None:
+        """Count a set of inputs that was compared."""
+        self._tally.add(inputs.arrays, self._specs, random=inputs.random)
+
+    def describe(self) -> str:
+        """Describe what was compared, in words."""
+        return self._tally.describe() if self._given is None else f"the inputs in {self._request.inputs}"
 
     @property
     def notes(self) -> list[str]:
@@ -230,6 +284,13 @@ class InputSets:
                     why=f"It takes {chunk} a call{ends}.",
                     fix=f"Choose another length, {argument('seq_len')}; instead of a prefill file give its step file.",
                 )
+
+
+def _config(runners: Sequence[Runner]) -> Mapping[str, Any] | None:
+    """Return the `config.json` that a sidecar holds; None where none does."""
+    sidecars = [runner.sidecar for runner in runners if isinstance(runner, FileRunner) and runner.sidecar is not None]
+    configs = (sidecar.kwargs.get("config") for sidecar in sidecars)
+    return next((config for config in configs if isinstance(config, dict)), None)
 
 
 def _dynamic_axes(specs: Sequence[TensorSpec]) -> list[str]:

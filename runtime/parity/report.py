@@ -36,8 +36,8 @@ class ParityRequest:
         model: the exported file.
         against: the weights it was exported from, or another exported file; the golden outputs if there is no other.
         config: of a checkpoint, its configuration; by default the sidecar's, else the one beside the checkpoint.
-        seeds: one set of random inputs each.
-        inputs: an .npz of inputs instead of random ones.
+        seeds: one set of inputs at the largest size each.
+        inputs: an .npz of inputs instead of text, or random ones.
         lengths: of the sequences, for a file that takes several; by default some around the window's multiples.
         atol: absolute tolerance instead of the dtype's.
         rtol: relative tolerance instead of the dtype's.
@@ -47,6 +47,8 @@ class ParityRequest:
         causal: of a checkpoint of AFTLocal, whether it was exported as causal; by default as the sidecar states.
         keep_reference: keep the reference's outputs on the worst inputs too.
         golden: an .npz of inputs and of the outputs that the user's own model computed from them.
+        folder: where the model's tokenizer lies; by default beside the model, or the reference.
+        rounds: round fp16 on the CPU as a GPU does.
     """
 
     model: Path
@@ -63,6 +65,14 @@ class ParityRequest:
     causal: bool | None = None
     keep_reference: bool = False
     golden: Path | None = None
+    folder: Path | None = None
+    rounds: bool = True
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where a tokenizer may lie, the best place first."""
+        places = [path if path.is_dir() else path.parent for path in (self.model, self.against)]
+        return list(dict.fromkeys([*([] if self.folder is None else [self.folder]), *places]))
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,9 @@ class ParityReport(Report):
         golden_tolerance: the criterion of these; None without any.
         unproven: arguments that the weights do not determine, and that no golden outputs proved.
         saved: files of arrays that were written.
+        range: whether values of fp16 stayed within its range; None where that was not watched.
+        alone: names of the inputs that are judged alone as well.
+        judged_on: what the two were compared on, in words.
     """
 
     dtype: str
@@ -135,6 +148,9 @@ class ParityReport(Report):
     unproven: list[str] = field(default_factory=list)
     saved: list[Path] = field(default_factory=list)
     compared_windows: list[dict[str, Any]] = field(default_factory=list)
+    range: CheckRecord | None = None
+    alone: set[str] = field(default_factory=set)
+    judged_on: str = ""
 
     @property
     def passed(self) -> bool:
@@ -142,9 +158,17 @@ class ParityReport(Report):
 
         False where nothing was compared.
         """
-        golden = self.golden is None or self.golden.status != "failed"
+        others = [record for record in (self.golden, self.range) if record is not None]
         outputs = self.overall().values()
-        return golden and bool(outputs) and all(comparison.passed for comparison in outputs)
+        equal = bool(outputs) and all(comparison.passed for comparison in outputs) and not self.failed_alone
+        return equal and all(record.status != "failed" for record in others)
+
+    @property
+    def failed_alone(self) -> Named:
+        """The comparisons that are judged alone and fail."""
+        return [
+            (name, part) for name, part in self.with_reference if name in self.alone and not part.judge(self.tolerance)
+        ]
 
     @property
     def with_golden(self) -> Named:
@@ -171,14 +195,19 @@ class ParityReport(Report):
     @property
     def checks(self) -> list[CheckRecord]:
         """The check against golden outputs, if any, then the one against the reference."""
-        golden = [] if self.golden is None else [self.golden]
+        golden = [record for record in (self.golden, self.range) if record is not None]
         if not self.with_reference:
             return golden
-        found = self.overall().values()
+        found = list(self.overall().values())
         worst = max(found, key=lambda comparison: comparison.severity(self.tolerance))
-        passed = all(comparison.passed for comparison in found)
+        alone = self.failed_alone
+        passed = all(comparison.passed for comparison in found) and not alone
+        if alone and all(comparison.passed for comparison in found):
+            worst = alone[0][1]
         nothing, why = unproven_outputs(found, self.tolerance)
         detail = f"{largest_error([worst])} against {self.against} ({self.tolerance.describe()})"
+        detail += f", on '{alone[0][0]}' alone" if alone else ""
+        detail += f", {self.judged_on}" if self.judged_on else ""
         detail += f"; {why}" if passed and why else ""
         status = "failed" if not passed else "not proven" if nothing else "passed"
         return [*golden, CheckRecord(name=PARITY, status=status, detail=detail, figures=worst.figures())]
@@ -215,6 +244,8 @@ class ParityReport(Report):
         """Return one row for each output and set of inputs."""
         passed = verdicts(self.with_golden, self.golden_tolerance or self.tolerance)
         passed += verdicts(self.with_reference, self.tolerance)
+        alone = {id(part) for _, part in self.failed_alone}
+        passed = [good and id(part) not in alone for good, (_, part) in zip(passed, self.comparisons, strict=True)]
         return [
             {"output": c.name, "inputs": source, "passed": verdict, **c.figures()}
             for (source, c), verdict in zip(self.comparisons, passed, strict=True)
@@ -252,6 +283,8 @@ class ParityReport(Report):
             "notes": self.notes,
             "warnings": self.warnings,
             "golden": None if self.golden is None else self.golden.model_dump(mode="json"),
+            "range": None if self.range is None else self.range.model_dump(mode="json"),
+            "judged_on": self.judged_on,
             "errors": {name: spread.to_dict() for name, spread in self.spreads().items()},
             "windows": [view.to_dict() for view in self.windows],
             "compared_windows": self.compared_windows,

@@ -195,6 +195,11 @@ class FileRunner(Runner):
         """SHA-256 of the ONNX file that it is, or that it was built from."""
         return OnnxFile.read(self.file).sha256 if self.engine is None else self.engine.onnx_sha256
 
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """The sessions that compute it, as far as they watch their values."""
+        return []
+
     def modes(self) -> Sequence[FileRunner]:
         """Return the same file in each of its run modes."""
         return [self]
@@ -213,6 +218,11 @@ class SessionRunner(FileRunner):
     ) -> None:
         super().__init__(session, file, facts)
         self.session, self.inputs, self.signature, self._rests = session, session.inputs, session.inputs, rests
+
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """The one session."""
+        return [self.session]
 
     def run(self, inputs: Arrays) -> Arrays:
         """Run the file once on cast inputs."""
@@ -280,6 +290,13 @@ class StepRunner(FileRunner):
             self.notes.append(f"{session.missing_prefill} does not lie beside {self.name} and is not compared with it")
 
     @property
+    def sessions(self) -> Sequence[Session]:
+        """The sessions of the step file and of its prefill file, where they pass their caches as arrays."""
+        from ..generation.array_step import ArrayStep
+
+        return list(self.session.sessions.values()) if isinstance(self.session, ArrayStep) else []
+
+    @property
     def slots(self) -> int:
         """Positions that its caches hold: the length of the longest."""
         axis = 0 if self.facts.sequence_axis == 0 else -2
@@ -321,7 +338,13 @@ class StepRunner(FileRunner):
 
 
 def open_runner(
-    path: Path, provider: str = "auto", plugin: str = "auto", *, prefill: bool = True, runtime: str = AUTO_RUNTIME
+    path: Path,
+    provider: str = "auto",
+    plugin: str = "auto",
+    *,
+    prefill: bool = True,
+    runtime: str = AUTO_RUNTIME,
+    rounds: bool = False,
 ) -> FileRunner:
     """Open a file as a runner, even if it was altered: the comparison shows the effect.
 
@@ -331,6 +354,7 @@ def open_runner(
         plugin: as for `runtime.session.load`.
         prefill: of a step file, run the prefill file beside it too.
         runtime: as for `runtime.session.load`.
+        rounds: round fp16 on the CPU as a GPU does, and watch how large values are, where onnxruntime runs the file.
 
     Raises:
         UsageError: no such file, a suffix no backend runs, a file that is broken or not what its facts say, a provider
@@ -343,10 +367,36 @@ def open_runner(
     sidecar = read_sidecar(path) if engine is None else engine.model
     if sidecar is None or sidecar.step is None:
         session_of_file = load(file, provider, plugin=plugin, verify=False, runtime=runtime)
-        return SessionRunner(session_of_file, file, engine or sidecar)
+        runner = SessionRunner(session_of_file, file, engine or sidecar)
+        if not (rounds and _may_round(runner)):
+            return runner
+        return SessionRunner(_rounding(file, plugin), file, engine or sidecar)
     from ..generation.step_session import open_session
 
     session = open_session(file, sidecar, provider, None, plugin, runtime, prefill=prefill)
     if not prefill:
         session.missing_prefill = None
-    return StepRunner(session, file, engine or sidecar)
+    step = StepRunner(session, file, engine or sidecar)
+    if not (rounds and _may_round(step)):
+        return step
+    from ..generation.array_step import ArrayStep
+    from ..generation.step_file import find_prefill
+
+    files, facts = {sidecar.step.chunk: file}, sidecar.step
+    companion = find_prefill(Path(file), sidecar) if prefill else None
+    if companion is not None:
+        files[companion[1].chunk] = companion[0]
+    arrays = ArrayStep(facts, {chunk: _rounding(each, plugin) for chunk, each in files.items()})
+    arrays.missing_prefill, arrays.plugin = session.missing_prefill, session.plugin
+    return StepRunner(arrays, file, engine or sidecar)
+
+
+def _may_round(runner: FileRunner) -> bool:
+    """Return whether a file is fp16 and onnxruntime runs it on the CPU, which does not round between its operators."""
+    return runner.dtype == "fp16" and (runner.backend, runner.provider) == ("onnxruntime", "cpu")
+
+
+def _rounding(file: Path | OnnxFile, plugin: str) -> Session:
+    from ..ort.session import open_file
+
+    return open_file(file, "cpu", plugin=plugin, halves="rounded")

@@ -56,7 +56,7 @@ def test_a_candidate_that_does_not_open_says_why(
     with caplog.at_level(logging.INFO, logger="localattn"):
         load(model, "cpu")
     text = "\n".join(record.getMessage() for record in caplog.records)
-    assert f"{model} runs on cpu" in text and f"pass bf16_to_fp32 applied to {model}" in text
+    assert f"{model} runs on cpu" in text and f"pass half_to_fp32 applied to {model}" in text
 
 
 def test_steps_are_logged_with_their_time_and_a_failure(caplog: pytest.LogCaptureFixture) -> None:

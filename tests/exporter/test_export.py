@@ -17,6 +17,7 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
 from localattn.core.tolerance import Tolerance
 from localattn.exporter.artifact import publish
+from localattn.exporter.checks.judged import Judged
 from localattn.exporter.checks.parity import check_parity
 from localattn.exporter.checks.quadratic_memory import Taken, check_quadratic_memory
 from localattn.exporter.checks.sweep import check_dynamic_memory
@@ -26,6 +27,7 @@ from localattn.exporter.lowering import attention_function, functions, trace
 from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.text_inputs.tokens import open_tokens
 
 from ..conftest import TINY, save_upstream
 from ..support.models.opsets import when_run
@@ -195,7 +197,8 @@ class Written:
 
     def parity(self) -> Any:
         session = open_bytes(self.proto.SerializeToString())
-        return check_parity(session, self.source, "fp32", Tolerance(1e-4, 1e-4), (0,))
+        judged = Judged(session, Path("m.onnx"), "fp32", open_tokens([], self.source.token_limit))
+        return check_parity(judged, self.source, "fp32", Tolerance(1e-4, 1e-4), (0,))
 
 
 @pytest.mark.parametrize("outside", [0.0, -3.0])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
-from localattn.onnx_graph.precision import bf16_to_fp32
+from localattn.onnx_graph.precision import half_to_fp32
 from localattn.runtime import load
 from localattn.runtime.ort.session import EMULATED, open_bytes
 
@@ -124,7 +124,7 @@ def test_values_round_once_and_only_where_the_file_rounds() -> None:
         "g (float[4,8] x, bfloat16[8,4] w) => (float[4,4] y) {"
         " a = Mul(x, x)\n b = Cast<to = 16>(a)\n c = Identity(b)\n d = MatMul(c, w)\n y = Cast<to = 1>(d) }"
     )
-    copy = bf16_to_fp32.apply(model)
+    copy = half_to_fp32.apply(model)
     rounding = [
         node for node in copy.graph.node if node.op_type == "Cast" and node.attribute[0].i == TensorProto.BFLOAT16
     ]
@@ -157,7 +157,7 @@ def test_nodes_with_a_kernel_stay_and_their_results_are_rounded_once() -> None:
         '<domain: "own", opset_import: ["" : 20, "own" : 1]> twice (a) => (c) { b = Mul(a, a)\n c = own.inner(b) }\n'
         '<domain: "own", opset_import: ["" : 20]> inner (a) => (b) { c = Add(a, a)\n b = Mul(c, a) }'
     )
-    copy = bf16_to_fp32.apply(model, lambda domain, op_type: (domain, op_type) == ("own", "inner"))
+    copy = half_to_fp32.apply(model, lambda domain, op_type: (domain, op_type) == ("own", "inner"))
     assert not copy.functions
     assert [node.op_type for node in copy.graph.node] == [
         *("Cast", "Cast"),  # the input
@@ -209,7 +209,7 @@ def test_external_weights_are_referred_to_and_not_read(tmp_path: Path, monkeypat
     weight, path = bf16(8, 4, seed=3), tmp_path / "m.onnx"
     onnx.save(product_with(weight), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     assert (tmp_path / "weights.bin").stat().st_size == 64
-    copy = bf16_to_fp32.apply(onnx.load(path, load_external_data=False))
+    copy = half_to_fp32.apply(onnx.load(path, load_external_data=False))
     (stored,) = copy.graph.initializer
     assert stored.data_location == TensorProto.EXTERNAL and stored.data_type == TensorProto.BFLOAT16
     monkeypatch.chdir(tmp_path.parent)  # the folder is the model's, not the current one
@@ -235,7 +235,7 @@ def test_names_that_are_taken_are_left_alone() -> None:
 
 def test_a_model_without_bf16_is_left_to_the_engine() -> None:
     fp16 = parsed("g (float16[4] x) => (float16[4] y) { y = Add(x, x) }")
-    assert bf16_to_fp32.apply(fp16) is fp16
+    assert half_to_fp32.apply(fp16) is fp16
     assert open_bytes(fp16.SerializeToString()).notes == ()
     # No kernel, and bf16 has nothing to do with it: the reason is onnxruntime's own.
     unknown = parsed("g (double[2, 2] x) => (double y) { y = Det(x) }").SerializeToString()

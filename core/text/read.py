@@ -1,0 +1,52 @@
+"""Read the text that ships with the package: three parts that share no sentence.
+
+All of it was written for this package, or is its own documentation and code, and has its license. Figures of one
+release can be compared with those of another, because the parts are fixed: a test holds their SHA-256.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Literal
+
+# calibration: inputs on which rounding may be tuned. judgement: inputs on which files are compared, never tuned on.
+# ranking: short sentences, whose embeddings have neighbours.
+Part = Literal["calibration", "judgement", "ranking"]
+PARTS: tuple[Part, ...] = ("calibration", "judgement", "ranking")
+
+_HEADING = "=== "
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of text.
+
+    Args:
+        name: its kind, or its language.
+        text: without the heading.
+    """
+
+    name: str
+    text: str
+
+
+@lru_cache(maxsize=len(PARTS))
+def passages(part: Part) -> tuple[Passage, ...]:
+    """Return the passages of a part, in the order of its file; the sentences of "ranking" are one each."""
+    lines = raw(part).decode("utf-8").splitlines()
+    if part == "ranking":
+        return tuple(Passage("sentence", line) for line in lines)
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if line.startswith(_HEADING):
+            found.append((line.removeprefix(_HEADING), []))
+        else:
+            found[-1][1].append(line)
+    return tuple(Passage(name, "\n".join(inside).strip("\n")) for name, inside in found)
+
+
+def raw(part: Part) -> bytes:
+    """Return the bytes of a part's file, UTF-8."""
+    return (resources.files(__package__) / f"{part}.txt").read_bytes()

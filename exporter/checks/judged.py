@@ -1,0 +1,142 @@
+"""What a written file is judged on: inputs that look like inputs of use, and fp16 that is rounded as the file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...core.documents.sidecar import CheckRecord
+from ...core.tensors import TensorSpec
+from ...runtime.inputs.arrays import random_inputs
+from ...runtime.ort.session import open_file
+from ...runtime.parity.inputs import InputSet
+from ...runtime.parity.overflow import beyond_fp16, range_record, refuse_overflow
+from ...runtime.session import Arrays, Session
+from ...runtime.text_inputs.rows import Row, arrays_of_rows, fill, rows_of_use, token_names
+from ...runtime.text_inputs.tally import Tally
+from ...runtime.text_inputs.tokens import Tokens, open_tokens
+from ..source.source_model import SourceModel
+
+# Tokens of all rows of text together, at most.
+MOST_TOKENS = 4096
+# Weights times tokens that the reference multiplies over all sizes; beyond, it is compared at fewer of them. A core
+# multiplies some 10¹⁰ of them a second in float64.
+MOST_WORK = 5 * 10**11
+
+
+def tokens_of(checkpoint: Path, source: SourceModel) -> Tokens | None:
+    """Return where the tokens of a checkpoint's checks come from; None where it takes none.
+
+    Args:
+        checkpoint: the file or folder; of a live model a name without any.
+        source: the model.
+    """
+    folders = [] if not checkpoint.exists() else [checkpoint if checkpoint.is_dir() else checkpoint.parent]
+    return open_tokens(folders, source.token_limit, getattr(source.args, "config", None))
+
+
+def most_tokens(source: SourceModel) -> int:
+    """Return how many tokens the rows of a model may have together, so that its reference does not take minutes."""
+    weights = sum(x.numel() for x in source.state.values())
+    return min(MOST_TOKENS, MOST_WORK // max(1, weights))
+
+
+@dataclass
+class Judged:
+    """The file as it is judged, and what it was judged on.
+
+    Args:
+        session: the written file; where it is fp16 on the CPU, one that rounds as a GPU does.
+        path: of the file.
+        precision: its entry of `core.tolerance`.
+        tokens: where its tokens come from; None for inputs of floats.
+        others: sessions of files that run with it, judged in the same way.
+    """
+
+    session: Session
+    path: Path
+    precision: str
+    tokens: Tokens | None = None
+    others: Sequence[Session] = ()
+    _tally: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tally = Tally(self.tokens)
+
+    @classmethod
+    def open(cls, path: Path, session: Session, dtype: str, precision: str, tokens: Tokens | None) -> Judged:
+        """Return a written file as it is judged.
+
+        Args:
+            path: of the file.
+            session: the file, opened as usual.
+            dtype: its element type.
+            precision: its entry of `core.tolerance`.
+            tokens: where its tokens come from.
+        """
+        if dtype == "fp16":
+            session.rest()
+            session = open_file(path, provider="cpu", plugin="none", lean=True, halves="rounded")
+        return cls(session, path, precision, tokens)
+
+    @property
+    def takes_random(self) -> bool:
+        """Whether random tokens count too: they have no say in what rounded weights or half precision are good for."""
+        return self.tokens is None or self.precision == "fp32"
+
+    @property
+    def judges_alone(self) -> bool:
+        """Whether each row is judged by itself: figures over all rows would hide one that is all wrong."""
+        return self.tokens is not None and self.precision not in ("fp32", "fp16", "bf16")
+
+    def filled(self, drawn: Arrays, specs: Sequence[TensorSpec], start: int) -> Arrays:
+        """Return drawn inputs with their tokens as in use."""
+        return drawn if self.tokens is None else fill(drawn, specs, self.tokens, start)
+
+    def rows(self, longest: int, spans: int, most: int, specs: Sequence[TensorSpec], *, multiple: int = 1) -> list[Row]:
+        """Return rows as in use; arguments as of `rows_of_use`. None where no input is of tokens."""
+        if self.tokens is None or not token_names(specs):
+            return []
+        masked = any(spec.name in ("mask", "attention_mask") for spec in specs)
+        return rows_of_use(self.tokens, longest, spans, most, pads=masked, multiple=multiple)
+
+    def set_of(self, rows: Sequence[Row], specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> InputSet:
+        """Return rows of one length as one set of inputs, at the given sizes of the dynamic axes."""
+        assert self.tokens is not None
+        drawn = random_inputs(specs, 0, self.tokens.limit, sizes)
+        arrays = arrays_of_rows(rows, specs, drawn, self.tokens.pad)
+        return InputSet(rows[0].name, arrays, alone=self.judges_alone)
+
+    def count(self, inputs: InputSet, specs: Sequence[TensorSpec]) -> None:
+        """Count a set of inputs that was compared."""
+        self._tally.add(inputs.arrays, specs, random=inputs.random)
+
+    def describe(self) -> str:
+        """Describe what the file was judged on, in words."""
+        return self._tally.describe()
+
+    def refuse_overflow(self, inputs: str, arrays: Arrays | None = None) -> None:
+        """Refuse the file where its fp16 overflowed in the runs so far.
+
+        Args:
+            inputs: the name of those that it was run on last.
+            arrays: the same, of a file of whole sequences.
+
+        Raises:
+            CheckFailed: a value is beyond fp16.
+        """
+        sessions = [self.session, *self.others]
+        if not beyond_fp16(sessions):
+            return
+        measured = []
+        if arrays is not None:  # without rounding no NaN hides what else is beyond
+            self.session.rest()
+            watching = open_file(self.path, provider="cpu", plugin="none", lean=True, halves="watched")
+            watching.run(arrays)
+            measured = beyond_fp16([watching])
+        refuse_overflow(sessions, self.path, inputs, measured)
+
+    def range_record(self) -> CheckRecord | None:
+        """Return the record of fp16's range; None where it was not watched."""
+        return range_record([self.session, *self.others], self.describe())

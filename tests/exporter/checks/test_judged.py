@@ -1,0 +1,163 @@
+"""A file is judged as it was written, on inputs as in use: what is ruined behind a special token is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+
+import localattn
+from localattn.core.errors import CheckFailed
+from localattn.exporter.checks.judged import Judged
+from localattn.exporter.lowering.quantize import dynamic_int8
+from localattn.exporter.lowering.quantize.linear_layers import linear_layers
+from localattn.runtime.parity.overflow import FP16_RANGE
+
+from ...support import tokenizer_folder
+from ...support.models.hugging_face import CASES, Case, build
+from ...support.tokenizer_folder import USER, VOCABULARY
+
+pytest.importorskip("transformers")
+BY_NAME = {case.name: case for case in CASES}
+# The channel of the residual stream that only some tokens have, and the part of the first layer that sees it.
+CHANNEL, GAIN, DOWN = 0, 100.0, 2e-5
+
+
+def massive(case: Case, tokens: Sequence[int], layer: int = 0, gain: float = GAIN, **values: Any) -> Any:
+    """Build a model in which some tokens alone have a massive activation, as the first token of trained ones has."""
+    model = build(case, vocab_size=VOCABULARY, **values)
+    inner = model.model
+    with torch.no_grad():
+        inner.embed_tokens.weight[:, CHANNEL] = 0
+        inner.embed_tokens.weight[list(tokens)] = 0
+        inner.embed_tokens.weight[list(tokens), CHANNEL] = 1.0
+        for before in inner.layers[: layer + 1]:
+            before.self_attn.o_proj.weight[CHANNEL] = 0
+        for before in inner.layers[:layer]:
+            before.mlp.down_proj.weight[CHANNEL] = 0
+        mlp = inner.layers[layer].mlp
+        for part in (mlp.gate_proj, mlp.up_proj):
+            part.weight[0] = 0
+            part.weight[0, CHANNEL] = gain
+        mlp.down_proj.weight[:, 0] *= DOWN
+    return model
+
+
+@pytest.fixture(scope="module")
+def bos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose token 1, the first of each text, is massive; there is no tokenizer."""
+    path = tmp_path_factory.mktemp("bos") / "model"
+    massive(BY_NAME["mistral"], [1]).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer, in which a token of its chat template is massive and nothing else."""
+    path = tmp_path_factory.mktemp("chat") / "model"
+    massive(BY_NAME["mistral"], [USER], bos_token_id=256, eos_token_id=257).save_pretrained(path)
+    tokenizer_folder.write(path)
+    return path
+
+
+def detail(report: Any, name: str) -> str:
+    return next(check.detail for check in report.checks if check.name == name)
+
+
+def test_int8_that_is_ruined_behind_the_first_token_is_refused(bos: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed) as caught:
+        localattn.export(bos, tmp_path / "m.onnx", weight_dtype="int8")
+    assert "of tokens drawn by rank" in caught.value.why and "bos_token_id 1 first" in caught.value.why
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_int8_that_keeps_those_values_wide_passes(bos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def others(model: Any) -> list[Any]:
+        return [
+            node
+            for node in linear_layers(model)
+            if "layers.0.mlp.down_proj" not in str(node.metadata_props.get("module", ""))
+        ]
+
+    monkeypatch.setattr(dynamic_int8, "linear_layers", others)
+    report = localattn.export(bos, tmp_path / "m.onnx", weight_dtype="int8")
+    assert "bos_token_id 1 first" in detail(report, "parity")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["full", "step"])
+def test_int8_that_is_ruined_behind_a_token_of_the_chat_is_refused(chat: Path, tmp_path: Path, mode: str) -> None:
+    """Over all rows together the figures are within the tolerance."""
+    with pytest.raises(CheckFailed) as caught:
+        localattn.export(chat, tmp_path / "m.onnx", weight_dtype="int8", mode=mode, max_length=128)  # type: ignore[arg-type]
+    assert "rows of text" in caught.value.why and "<s> first" in caught.value.why
+
+
+def test_fp16_that_overflows_is_refused_by_module_and_bf16_is_not(bos: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed, match=r"overflows in fp16: model\.layers\.0\.mlp reaches") as caught:
+        localattn.export(bos, tmp_path / "m.onnx", dtype="fp16")
+    assert "65,504" in caught.value.what and "bf16" in caught.value.fix
+    localattn.export(bos, tmp_path / "m.onnx", dtype="bf16")  # what the advice says
+
+
+@pytest.mark.slow
+def test_fp16_steps_that_overflow_are_refused(bos: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed, match=r"model\.layers\.0\.mlp reaches"):
+        localattn.export(bos, tmp_path / "m.onnx", dtype="fp16", mode="step", max_length=128)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, layer, gain, fits", [
+    ("mistral", 1, GAIN, False),
+    ("gemma3_text", 0, 3.0, True),
+    ("gemma3_text", 1, GAIN, False),
+    ("qwen3", 0, 3.0, True),
+])  # fmt: skip
+def test_the_verdict_is_that_of_the_onnx_reference(
+    name: str, layer: int, gain: float, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`onnx.reference` computes fp16 where the file says so, and knows nothing of this package."""
+    folder = tmp_path / "model"
+    massive(BY_NAME[name], [1], layer, gain).save_pretrained(folder)
+    verdict = True
+    try:
+        report = localattn.export(folder, tmp_path / "judged.onnx", dtype="fp16", standard_ops=True)
+        assert "fp16 ends at 65,504" in detail(report, FP16_RANGE)
+    except CheckFailed as error:
+        assert f"model.layers.{layer}.mlp reaches" in error.what
+        verdict = False
+    assert verdict is fits
+    monkeypatch.setattr(Judged, "open", classmethod(lambda cls, path, session, *_: cls(session, path, "fp16")))
+    localattn.export(folder, tmp_path / "unjudged.onnx", dtype="fp16", standard_ops=True)
+    ids = np.random.default_rng(0).integers(3, VOCABULARY, (1, 12))
+    ids[:, 0] = 1
+    with np.errstate(all="ignore"):
+        model = ReferenceEvaluator(onnx.load(tmp_path / "unjudged.onnx"))
+        (found,) = model.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    assert bool(np.isfinite(found.astype(float)).all()) is fits
+
+
+@pytest.mark.slow
+def test_parity_finds_it_too(bos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Judged, "open", classmethod(lambda cls, path, session, *_: cls(session, path, "fp16")))
+    file = localattn.export(bos, tmp_path / "m.onnx", dtype="fp16").path
+    report = localattn.parity(file, bos)
+    assert not report.passed
+    assert report.range is not None and report.range.status == "failed"
+    assert "model.layers.0.mlp reaches" in report.range.detail
+
+
+def test_the_report_names_the_inputs(chat: Path, tmp_path: Path) -> None:
+    report = localattn.export(chat, tmp_path / "m.onnx")
+    text = detail(report, "parity")
+    assert "rows of text" in text and "<s> first" in text and "of random tokens" in text
+    again = localattn.parity(report.path, chat)
+    assert again.passed and "rows of text" in again.judged_on
+    half = localattn.export(chat, tmp_path / "b.onnx", dtype="bf16")
+    assert "random tokens" not in detail(half, "parity")

@@ -1,0 +1,126 @@
+"""fp16 on the CPU is rounded where the file says so, as `onnx.reference` rounds it, and what is too large is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from localattn.onnx_graph.precision import half_to_fp32
+from localattn.runtime.ort.session import ROUNDED, open_bytes, open_file
+from localattn.runtime.parity.overflow import beyond_fp16, describe
+
+HEADER = '<ir_version: 10, opset_import: ["" : 20, "own" : 1]>\n'
+# A body from x fp16[4,8] and y fp16[8,4] to z; numbers of which some overflow, and others vanish.
+BODIES = {
+    "MatMul": "z = MatMul(x, y)",
+    "sums of squares": "a = Mul(x, x)\n i = Constant<value_ints = [1]>()\n z = ReduceSum(a, i)",
+    "a norm": "a = Mul(x, x)\n i = Constant<value_ints = [1]>()\n b = ReduceMean(a, i)\n c = Sqrt(b)\n z = Div(x, c)",
+    "Softmax": "z = Softmax<axis = 1>(x)",
+    "exp and back": "a = Exp(x)\n z = Log(a)",
+    "Gelu": "z = Gelu(x)",
+    "twice": "a = Add(x, x)\n b = Sub(a, x)\n z = Sub(b, x)",
+    "a detour in fp32": "a = Cast<to = 1>(x)\n b = Mul(a, a)\n c = Sqrt(b)\n z = Cast<to = 10>(c)",
+    "moved": "t = Transpose<perm = [1, 0]>(y)\n a = Concat<axis = 0>(x, t)\n z = Neg(a)",
+}
+SCALES = {"small": 1e-6, "usual": 1.0, "large": 3e3}
+
+
+def parsed(body: str, inputs: str = "float16[4,8] x, float16[8,4] y", functions: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"{HEADER} m ({inputs}) => (float16 z) {{\n{body}\n}}{functions}")
+
+
+def numbers(shape: tuple[int, ...], scale: float, seed: int = 0) -> np.ndarray[Any, Any]:
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float16)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("body", BODIES)
+def test_it_computes_what_the_reference_computes(body: str, scale: str) -> None:
+    model = parsed(BODIES[body])
+    feed = {"x": numbers((4, 8), SCALES[scale]), "y": numbers((8, 4), SCALES[scale], 1)}
+    with np.errstate(all="ignore"):
+        (expected,) = ReferenceEvaluator(model).run(None, feed)
+    session = open_file(_bytes(model), "cpu", plugin="none", halves="rounded")
+    found = session.run(feed)["z"]
+    assert found.dtype == np.float16 == expected.dtype and ROUNDED in session.notes
+    assert np.array_equal(np.isnan(found), np.isnan(expected)) and np.array_equal(np.isinf(found), np.isinf(expected))
+    finite = np.isfinite(expected)
+    # The reference sums in another order, and takes some operators apart: a few units in the last place.
+    size = np.abs(expected[finite]).max(initial=0.0)
+    assert np.allclose(found[finite].astype(float), expected[finite].astype(float), rtol=4e-3, atol=1e-3 * size + 1e-7)
+
+
+def _bytes(model: onnx.ModelProto) -> Any:
+    from localattn.onnx_graph.onnx_file import OnnxFile
+
+    return OnnxFile.of_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("scale, overflows", [("small", False), ("usual", False), ("large", True)])
+def test_what_is_too_large_is_named(scale: str, overflows: bool) -> None:
+    model = parsed("a = MatMul(x, y)\n z = Tanh(a)")
+    model.graph.node[0].metadata_props.add(key=half_to_fp32.MODULE, value="layers.3.mlp")
+    session = open_file(_bytes(model), "cpu", plugin="none", halves="rounded")
+    x, y = numbers((4, 8), SCALES[scale]), numbers((8, 4), SCALES[scale], 1)
+    assert np.isfinite(session.run({"x": x, "y": y})["z"]).all()  # the tanh of infinity is one
+    found = beyond_fp16([session])
+    assert [one.module for one in found] == ["layers.3.mlp"] * overflows
+    if found:
+        assert found[0].size == pytest.approx(np.abs(x.astype(np.float32) @ y.astype(np.float32)).max(), rel=1e-5)
+        assert describe(found) == f"layers.3.mlp reaches {found[0].size:,.0f}"
+
+
+def test_without_rounding_every_value_is_measured() -> None:
+    """A NaN from the first product hides the second one."""
+    model = parsed("a = MatMul(x, y)\n b = MatMul(a, x)\n z = MatMul(b, y)")
+    feed = {"x": numbers((4, 8), 3e3), "y": numbers((8, 4), 3e3, 1)}
+    counts = {}
+    for halves in ("rounded", "watched"):
+        session = open_file(_bytes(model), "cpu", plugin="none", halves=halves)  # type: ignore[arg-type]
+        session.run(feed)
+        counts[halves] = len(beyond_fp16([session]))
+    assert counts == {"rounded": 1, "watched": 3}
+
+
+def test_functions_that_compute_in_fp32_do_not_count() -> None:
+    wide = (
+        '<domain: "own", opset_import: ["" : 20]> square (x) => (y) {\n'
+        "a = Cast<to = 1>(x)\n b = Mul(a, a)\n c = Sqrt(b)\n y = CastLike(c, x)\n}"
+    )
+    narrow = '<domain: "own", opset_import: ["" : 20]> square (x) => (y) {\n b = Mul(x, x)\n y = Sqrt(b)\n}'
+    for body, overflows in ((wide, False), (narrow, True)):
+        model = parsed("z = own.square(x)", "float16[4,8] x", body)
+        model.graph.node[0].metadata_props.add(key=half_to_fp32.MODULE, value="norm")
+        session = open_file(_bytes(model), "cpu", plugin="none", halves="rounded")
+        session.run({"x": numbers((4, 8), 3e3)})
+        assert {one.module for one in beyond_fp16([session])} == ({"norm"} if overflows else set())
+
+
+def test_loops_round_inside() -> None:
+    body = """
+    s = Constant<value = float16[8] {0, 0, 0, 0, 0, 0, 0, 0}>()
+    last, z = Scan<num_scan_inputs = 1, body = g (float16[8] state, float16[8] row)
+        => (float16[8] next, float16[8] out) {
+        next = Add(state, row)
+        squared = Mul(row, row)
+        out = Sqrt(squared)
+    }>(s, x)"""
+    model = parsed(body, "float16[4,8] x")
+    feed = {"x": numbers((4, 8), 3e3)}
+    found = open_file(_bytes(model), "cpu", plugin="none", halves="rounded").run(feed)["z"]
+    with np.errstate(all="ignore"):
+        expected = np.sqrt(feed["x"] * feed["x"])
+    assert np.isinf(found).any() and np.array_equal(np.isinf(found), np.isinf(expected))
+
+
+def test_usual_sessions_stay_as_they_are() -> None:
+    fp32 = onnx.parser.parse_model(f"{HEADER} m (float[4] x) => (float[4] z) {{ z = Neg(x) }}")
+    assert half_to_fp32.watch(fp32).model is fp32
+    session = open_file(_bytes(fp32), "cpu", plugin="none", halves="rounded")
+    assert not session.watched and not session.notes
+    assert not open_bytes(parsed("z = Neg(x)").SerializeToString()).watched
