@@ -40,7 +40,9 @@ from .checks.sweep import check_dynamic_memory, check_sweep, rows_of_checkpoint
 from .checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
 from .checks.window import check_window
 from .lowering import functions, trace
+from .lowering.quantize.blocked import Rounding
 from .lowering.quantize.fp8_attention import check_attention, measure, quantize_attention
+from .lowering.quantize.on_text import rounding_on_text
 from .lowering.quantize.weights import check_weights, quantize_weights, spans_tokens
 from .models.family import TORCH_DTYPE, ShapeRequest
 from .source.dynamic_axes import check_axes, dimensions, dynamic_specs
@@ -210,19 +212,21 @@ def export(
         if request.attention is not None:
             progress("Measuring attention")
             model = quantize_attention(model, measure(source, model))
+        rounding = rounding_on_text(request.weights, source, request.checkpoint)
         if request.weights is not None:
             progress("Quantizing")
-            model = quantize_weights(model, request.weights)
+            model = quantize_weights(model, request.weights, rounding)
         form = written_form(model, trace.attention_nodes(model), request)
         part = Part(
             request.output,
             form,
-            checked=lambda staged: _CheckpointFile(staged, source, request, form, golden, progress),
+            checked=lambda staged: _CheckpointFile(staged, source, request, form, golden, progress, rounding),
             describe=lambda checks: model_facts(request, opened, source, checks),
         )
         (sidecar,) = finish_export([part], folder, request, progress, mapped=request.checkpoint)
         copied = copy_companions(beside, request.output, folder)
-    return ExportReport(request.output, sidecar, opened.notes, copied=copied)
+    notes = [*opened.notes, *([] if rounding is None else rounding.notes)]
+    return ExportReport(request.output, sidecar, notes, copied=copied)
 
 
 def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]:
@@ -250,8 +254,10 @@ class _CheckpointFile(SequenceFile):
         form: WrittenForm,
         golden: Golden | None,
         progress: Progress,
+        rounding: Rounding | None,
     ) -> None:
         super().__init__(path, request, progress, form.nodes)
+        self._rounding = rounding
         self._source, self._request, self._golden = source, request, golden
         self._tolerance = request.tolerance(request.precision)
         self._first_run: dict[str, dict[str, Any]] = {}
@@ -305,7 +311,9 @@ class _CheckpointFile(SequenceFile):
         request, source = self._request, self._source
         if request.dynamic:
             return check_dynamic_memory(self.nodes, source, request.dynamic)
-        return check_quadratic_memory(self.nodes, source, lambda taken: _retrace(request, source, taken))
+        return check_quadratic_memory(
+            self.nodes, source, lambda taken: _retrace(request, source, taken, self._rounding)
+        )
 
     def integers(self) -> CheckRecord:
         request, source = self._request, self._source
@@ -314,7 +322,9 @@ class _CheckpointFile(SequenceFile):
         return check_wide_integers(self.model, self.path.parent, limits, sizes)
 
 
-def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple[set[int], dict[str, Shape]]:
+def _retrace(
+    request: ExportRequest, source: SourceModel, taken: Taken, rounding: Rounding | None
+) -> tuple[set[int], dict[str, Shape]]:
     """Trace the model at a shorter length, and return that length, also as it is padded, and the shapes by name."""
     length, window = source.shapes.seq_len, source.window_size
     step = 1 if getattr(source.args, "autopad", True) else window
@@ -328,7 +338,7 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
     if request.attention is not None:  # so that tensors have the same names
         model = quantize_attention(model, {})
     if request.weights is not None:
-        model = quantize_weights(model, request.weights)
+        model = quantize_weights(model, request.weights, rounding)
     return with_padding(other), graph_shapes(message(model))
 
 
