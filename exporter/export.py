@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.documents.proof import not_proven, proven_by_golden
+from ..core.documents.proof import no_window, not_proven, proven_by_golden
 from ..core.documents.report import Report
 from ..core.documents.sidecar import CheckRecord, Sidecar, sidecar_path
 from ..core.errors import UsageError
@@ -106,6 +106,7 @@ class ExportReport(Report):
         notes: what was assumed.
         companion: for a step file, the chunk file for prompts beside it.
         copied: files of the model's folder that were copied beside it.
+        doubts: what may be wrong in the model itself and no check of the file sees.
     """
 
     path: Path
@@ -113,6 +114,7 @@ class ExportReport(Report):
     notes: list[str]
     companion: ExportReport | None = field(default=None, kw_only=True)
     copied: list[Path] = field(default_factory=list, kw_only=True)
+    doubts: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def files(self) -> list[Path]:
@@ -128,8 +130,10 @@ class ExportReport(Report):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about arguments that no check proves."""
-        return not_proven(self.sidecar.unproven, str(self.path))
+        """Warnings about older releases, a window that was not found, and arguments that no check proves."""
+        sidecar, model = self.sidecar, str(self.path)
+        doubts = () if proven_by_golden(sidecar.checks) else self.doubts
+        return [*doubts, *no_window(sidecar.windows, sidecar.checks, model), *not_proven(sidecar.unproven, model)]
 
     def headline(self) -> str:
         """Describe the file in one line."""
@@ -226,7 +230,7 @@ def export(
         (sidecar,) = finish_export([part], folder, request, progress, mapped=request.checkpoint)
         copied = copy_companions(beside, request.output, folder)
     notes = [*opened.notes, *([] if rounding is None else rounding.notes)]
-    return ExportReport(request.output, sidecar, notes, copied=copied)
+    return ExportReport(request.output, sidecar, notes, copied=copied, doubts=tuple(opened.warnings))
 
 
 def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]:
@@ -258,24 +262,28 @@ class _CheckpointFile(SequenceFile):
     ) -> None:
         super().__init__(path, request, progress, form.nodes)
         self._rounding = rounding
-        self._source, self._request, self._golden = source, request, golden
+        self._source, self._request, self.golden = source, request, golden
         self._tolerance = request.tolerance(request.precision)
         self._first_run: dict[str, dict[str, Any]] = {}
-        self._judged: Judged | None = None
+        self._range: CheckRecord | None = None
 
-    def golden_outputs(self) -> CheckRecord | None:
-        if self._golden is None:
-            return None
+    def golden_outputs(self, golden: Golden) -> CheckRecord:
         request = self._request
-        return check_golden(
-            SessionRunner(self.session), self._golden, request.tolerance, request.precision, self._source
-        )
+        return check_golden(SessionRunner(self.session), golden, request.tolerance, request.precision, self._source)
 
     def parity(self) -> CheckRecord:
         request, source = self._request, self._source
-        judged = self._judged = Judged.open(
+        # Of a file in fp16 it holds a session of its own, which ends here.
+        judged = Judged.open(
             self.path, self.session, request.dtype, request.precision, tokens_of(request.checkpoint, source)
         )
+        record = self._compared(judged)
+        self._range = judged.range_record()
+        self.session.wake()
+        return record
+
+    def _compared(self, judged: Judged) -> CheckRecord:
+        request, source = self._request, self._source
         if request.dynamic:
             return check_sweep(judged, source, request.dtype, request.dynamic, self._tolerance, quick=request.quick)
         one_set = request.quick or source.shapes.seq_len > LONG_INPUT
@@ -283,18 +291,11 @@ class _CheckpointFile(SequenceFile):
         return check_parity(judged, source, request.dtype, self._tolerance, seeds, self._first_run, few=one_set)
 
     def halves(self) -> CheckRecord | None:
-        record = None if self._judged is None else self._judged.range_record()
-        self._judged = None  # of a file in fp16 it holds a session of its own
-        self.session.wake()
-        return record
+        return self._range
 
-    def rows(self) -> CheckRecord | None:
-        request = self._request
-        if not request.dynamic:
-            return None
-        return rows_of_checkpoint(
-            self.session, self.model, self._source, request.dtype, request.dynamic, quick=request.quick
-        )
+    def rows(self) -> CheckRecord:
+        request, axes = self._request, self._request.dynamic or ()
+        return rows_of_checkpoint(self.session, self.model, self._source, request.dtype, axes, quick=request.quick)
 
     def window(self) -> CheckRecord:
         request = self._request
@@ -345,7 +346,13 @@ def _retrace(
 def model_facts(
     request: ExportRequest, opened: OpenedCheckpoint, source: SourceModel, checks: Sequence[CheckRecord]
 ) -> dict[str, Any]:
-    """Return what the sidecar of a whole-sequence file records about the model."""
+    """Return what the sidecar of a whole-sequence file records about the model.
+
+    Raises:
+        UsageError: the checkpoint changed since it was read, so that its SHA-256 is that of other weights.
+    """
+    if opened.loaded.files is not None:
+        opened.loaded.files.check()
     dynamic = request.dynamic or ()
     return {
         "class_name": source.class_name,

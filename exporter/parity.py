@@ -110,7 +110,7 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
     shapes = replace(_shapes(request, sidecar, sizes), **optional)
     opened.resolved.check_keys()
     try:
-        return opened.source(shapes), notes + opened.notes
+        return opened.source(shapes), [*notes, *opened.warnings, *opened.notes]
     except UsageError as error:
         if not all(isinstance(size, int) for spec in candidate.signature for size in spec.shape):
             raise

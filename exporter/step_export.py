@@ -139,7 +139,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
         sidecar, *others = finish_export(parts, folder, asked, progress)
         copied = copy_companions(beside, asked.output, folder)
     notes = [*opened.notes, *([] if rounding is None else rounding.notes)]
-    reports = [ExportReport(asked.output, sidecar, notes, copied=copied)]
+    reports = [ExportReport(asked.output, sidecar, notes, copied=copied, doubts=tuple(opened.warnings))]
     return reports + [ExportReport(part.path, other, []) for part, other in zip(parts[1:], others, strict=True)]
 
 
@@ -176,7 +176,7 @@ class _StepFile(ExportedFile):
         sessions: dict[int, _StepFile],
     ) -> None:
         super().__init__(path, asked, lambda step: progress(f"{step}, {path.name}"))
-        self._source, self._asked, self._golden, self._sessions = source, asked, golden, sessions
+        self._source, self._asked, self.golden, self._sessions = source, asked, golden, sessions
         self.judged: Judged | None = None
         sessions[source.chunk] = self
 
@@ -188,12 +188,10 @@ class _StepFile(ExportedFile):
             return None
         return step.session if step.judged is None else step.judged.session
 
-    def golden_outputs(self) -> CheckRecord | None:
-        if self._golden is None:
-            return None
+    def golden_outputs(self, golden: Golden) -> CheckRecord:
         asked, source = self._asked, self._source
         fed = step_runner(self.session, source, asked.dtype, self._then, 0)
-        return check_golden(fed, self._golden, asked.tolerance, asked.precision, source.source)
+        return check_golden(fed, golden, asked.tolerance, asked.precision, source.source)
 
     def parity(self) -> CheckRecord:
         asked = self._asked

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, NamedTuple
 
+from ..at_work import removed_at_death, wrote
 from ..errors import UsageError
 from .open_folder import HAS_DESCRIPTORS, OpenFolder
 from .reading import open_plain
@@ -131,7 +132,8 @@ def work_folder(target: Path, *, wait: bool = False) -> Iterator[Path]:
         work = _Work(folder.way_in(), folder, above)
         token = _held.set({**_held.get(), **dict.fromkeys(_keys(target), work)})
         try:
-            yield work.way
+            with removed_at_death(folder.path):
+                yield work.way
         finally:
             _held.reset(token)
             folder.clear(last=MARK)
@@ -311,6 +313,7 @@ def publish(staged: Path, target: Path) -> None:
         look_again(target, place)
         if not source.move(staged.name, place, target.name):
             raise displaced(target)
+    wrote(target)
     _log.info("wrote %s", target)
 
 

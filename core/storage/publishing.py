@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..at_work import wrote
 from ..error_texts import argument
 from ..errors import CheckFailed, UsageError
 from .files import MARK, displaced, folder_of, is_marked, look_again, sha256, sha256_of, write_error
@@ -85,6 +86,7 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
             _finish_interrupted(main, names, parent)
             work.move("gathered", parent, batch.name)  # the moment of change
             gathered.path = batch
+            wrote(*staged.values())
             try:
                 lost = _move(gathered, names, parent)
             except (KeyboardInterrupt, SystemExit):  # a request to end that came after the change

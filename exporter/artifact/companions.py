@@ -9,6 +9,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...core.at_work import wrote
 from ...core.errors import UsageError
 from ...core.storage.files import folder_of, is_file, look_again, sha256, write_error
 from ...core.storage.open_folder import OpenFolder
@@ -125,6 +126,7 @@ def copy_companions(files: Sequence[Path], output: Path, folder: Path) -> list[P
         except OSError as error:
             raise write_error(place, error) from error
         copies.append(place)
+        wrote(place)
     return copies
 
 

@@ -14,7 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from ...core.storage.files import sha256
 from ...core.storage.mistaken import refuse_mistaken
 from ...core.storage.nesting import check_nesting
 from ...core.storage.reading import check_plain, open_plain
+from ...core.storage.unchanged import Unchanged, unchanged
 from .documents import read_json
 from .settings import ENTRIES as SETTINGS
 from .tensors import SAVE_STATE_DICT, conversions, foreign_numbers, not_finite, plain_tensor
@@ -56,6 +57,7 @@ class LoadedCheckpoint:
         path: path of the file.
         notes: what was chosen, dropped, converted or looks wrong, one line each.
         settings: settings that the training script saved with them, by entry; `settings.read_settings` reads them.
+        files: the files as they were when they were read; None for a live model.
     """
 
     state: dict[str, torch.Tensor]
@@ -63,6 +65,7 @@ class LoadedCheckpoint:
     path: Path
     notes: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
+    files: Unchanged | None = None
 
 
 def load_state(path: Path, roots: Collection[str] | None = None) -> LoadedCheckpoint:
@@ -76,6 +79,11 @@ def load_state(path: Path, roots: Collection[str] | None = None) -> LoadedCheckp
         UsageError: no such file, a folder, an empty, cut or foreign file, pickled objects, or no tensors.
         MissingDependency: safetensors is not installed.
     """
+    with unchanged([path]) as files:
+        return replace(_load_state(path, roots), files=files)
+
+
+def _load_state(path: Path, roots: Collection[str] | None) -> LoadedCheckpoint:
     kind = _sniffed(path)
     notes: list[str] = []
     if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):

@@ -24,6 +24,7 @@ from ...core.error_texts import argument, first_line, named_line
 from ...core.errors import UsageError
 from ...core.storage.files import sha256
 from ...core.storage.reading import check_plain
+from ...core.storage.unchanged import unchanged
 from ..checkpoint.documents import read_json
 from ..checkpoint.load import load_state
 from ..models.inference import INV_FREQ, bounded
@@ -59,8 +60,10 @@ def module_from_factory(
     if weights is None:
         note = "no weights are given: the file has the weights the function made"
         return module, Origin(reference, kwargs, notes=(note,))
-    notes = _load_weights(module, weights, allow_pickle)
-    return module, Origin(reference, kwargs, weights.name, sha256(weights), tuple(notes))
+    with unchanged([weights]):
+        notes = _load_weights(module, weights, allow_pickle)
+        digest = sha256(weights)
+    return module, Origin(reference, kwargs, weights.name, digest, tuple(notes))
 
 
 def module_from_pickle(path: Path) -> tuple[nn.Module, Origin]:
@@ -71,9 +74,12 @@ def module_from_pickle(path: Path) -> tuple[nn.Module, Origin]:
     Raises:
         UsageError: the file cannot be opened, or holds something else.
     """
-    module = _unpickled(path)
+    check_plain(path)
+    with unchanged([path]):
+        module = _unpickled(path)
+        digest = sha256(path)
     name = f"{type(module).__module__}.{type(module).__qualname__}"
-    return module, Origin(name, {}, path.name, sha256(path))
+    return module, Origin(name, {}, path.name, digest)
 
 
 def _arguments(args: str | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import inlining
-from ..graph_values import graphs_of, put_back, rename_inputs, set_nodes, take_weights, types_of
+from ..graph_values import put_back, rename_inputs, set_nodes, take_weights, types_of
+from ..judgement import graphs_of
+from ..library_errors import infer_shapes
 
 # Results of these operators are among their inputs, or negatives of them: exact in any element type. Results of control
 # flow are those of its subgraphs, which are rounded inside.
@@ -96,7 +98,7 @@ def _rewritten(
     kinds = {known[dtype] for dtype in dtypes}
     weights = take_weights(model)
     modules = _modules_of_calls(model)
-    typed = onnx.shape_inference.infer_shapes(inlining.apply(model, has_kernel))
+    typed = infer_shapes(inlining.apply(model, has_kernel))
     types = dict(types_of(typed.graph))
     if kinds.isdisjoint(types.values()):
         put_back(model, weights)

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ...core.at_work import wrote
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.files import displaced, folder_of, look_again, sha256
@@ -146,6 +147,7 @@ def put_folder(folder: Path, target: Path) -> None:
             return
         earlier = "old"
         if _exchange(work, folder.name, parent, target.name):
+            wrote(target)
             earlier = folder.name  # what lay there is in the temporary folder now, and is removed with it
         else:
             # Without the exchange there is a moment with no bundle, but never one with half of it.
@@ -171,6 +173,7 @@ def put_folder(folder: Path, target: Path) -> None:
 def _give_name(work: OpenFolder, name: str, parent: OpenFolder, target: Path) -> None:
     if not work.move(name, parent, target.name):
         raise displaced(target)
+    wrote(target)
 
 
 def _flush(parent: OpenFolder, name: str) -> None:

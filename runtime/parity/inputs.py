@@ -17,7 +17,7 @@ from ..inputs.vocabulary import check_tokens
 from ..session import Arrays, check_inputs
 from ..text_inputs.rows import arrays_of_rows, fill, rows_of_use, token_names
 from ..text_inputs.tally import Tally
-from ..text_inputs.tokens import open_tokens
+from ..text_inputs.tokens import Opening, open_tokens
 from .report import ParityRequest
 from .runner import FileRunner, Runner, StepRunner
 from .shared_inputs import cast_to
@@ -117,13 +117,19 @@ class InputSets:
                 # In fp32 every second set has random tokens, in which any of the vocabulary occurs.
                 random = self._texts is not None and self._precision == "fp32" and place % 2 == 0
                 if self._texts is not None and not random:
-                    drawn = fill(drawn, self._specs, self._texts, seed)
+                    drawn = fill(drawn, self._specs, self._texts, seed, self._opening(place))
                 named = self._named(sizes)
                 name = f"seed {seed}, {named}" if named else f"seed {seed}"
-                yield InputSet(name, drawn, largest, named, random=random)
+                alone = self._texts is not None and self._precision not in ("fp32", "fp16", "bf16")
+                yield InputSet(name, drawn, largest, named, alone=alone and self._sequence is None, random=random)
                 place += 1
         if self._sequence is not None and not lengths:
             yield from self._rows()
+
+    def _opening(self, place: int) -> Opening | None:
+        """Return what the rows of a set begin with: at a fixed length, where no others are fed, each other opening."""
+        openings = [] if self._texts is None or self._sequence is not None else self._texts.openings
+        return openings[(place - 1) % len(openings)] if place and openings else None
 
     def _rows(self) -> Iterator[InputSet]:
         """Yield rows as in use, one at a time, of lengths that both models take."""

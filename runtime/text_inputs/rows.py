@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.tensors import INTEGER_MASKS, POSITION_IDS, TensorSpec
-from .tokens import Ids, Tokens
+from .tokens import Ids, Opening, Tokens
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -92,7 +92,13 @@ def token_names(specs: Sequence[TensorSpec]) -> list[str]:
     return [x.name for x in specs if "int" in x.dtype and x.name not in {*INTEGER_MASKS, POSITION_IDS} and x.shape]
 
 
-def fill(arrays: Mapping[str, NDArray[Any]], specs: Sequence[TensorSpec], tokens: Tokens, start: int) -> Arrays:
+def fill(
+    arrays: Mapping[str, NDArray[Any]],
+    specs: Sequence[TensorSpec],
+    tokens: Tokens,
+    start: int,
+    opening: Opening | None = None,
+) -> Arrays:
     """Replace the tokens of drawn inputs by rows of text; a mask of the same shape says where a row has tokens.
 
     Args:
@@ -100,6 +106,7 @@ def fill(arrays: Mapping[str, NDArray[Any]], specs: Sequence[TensorSpec], tokens
         specs: of the inputs.
         tokens: where the tokens come from.
         start: which passage the first row begins with.
+        opening: what every row begins with, in place of what it usually does.
     """
     filled = dict(arrays)
     for name in token_names(specs):
@@ -110,7 +117,7 @@ def fill(arrays: Mapping[str, NDArray[Any]], specs: Sequence[TensorSpec], tokens
         kept = np.ones(array.shape, np.bool_) if not masks else np.asarray(masks[0]) != 0
         flat = np.full((int(np.prod(array.shape[:-1], dtype=np.int64)), array.shape[-1]), tokens.pad, array.dtype)
         for place, (row, used) in enumerate(zip(flat, kept.reshape(flat.shape), strict=True)):
-            row[used] = tokens.row((start + place) % tokens.kinds, int(used.sum()))
+            row[used] = tokens.row((start + place) % tokens.kinds, int(used.sum()), opening)
         filled[name] = flat.reshape(array.shape)
     return filled
 

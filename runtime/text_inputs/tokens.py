@@ -131,7 +131,7 @@ class TextTokens(Tokens):
         self._tokenizer, self._special, self._part = tokenizer, special, part
         self._before, self._after = self._added()
         self.left, self.notes = special.left, list(special.notes)
-        self.opening = (tokenizer.spelled(self._before[0]) or str(self._before[0])) if self._before else ""
+        self.opening = (tokenizer.name(self._before[0]) or str(self._before[0])) if self._before else ""
         self.pad = self._padding()
         self.openings = self._openings(chat)
         beyond, count = self.beyond
@@ -206,7 +206,7 @@ class TextTokens(Tokens):
         known = set(self._before[:1])
         for name, token in ((x, token) for x, tokens in named.items() for token in tokens if token is not None):
             if token not in known and name != _PADDING and 0 <= token < self.limit:
-                found.append(_opening(self._tokenizer.spelled(token), token, name, self._before))
+                found.append(_opening(self._tokenizer.name(token), token, name, self._before))
                 known.add(token)
         return found[: _MOST_OPENINGS + 1]
 
