@@ -68,6 +68,7 @@ class ExportRequest(FileOptions):
         dynamic: the dynamic axes, of "batch" and "seq"; the sequence length is then the longest one. None: the
             family's default, for most families no dynamic axes.
         task: what a model in a folder is for; None for what it was saved for.
+        entry: the set of weights to read, where the checkpoint holds several; None chooses.
     """
 
     checkpoint: Path
@@ -79,6 +80,7 @@ class ExportRequest(FileOptions):
     attention: str | None = None
     dynamic: tuple[str, ...] | None = None
     task: str | None = None
+    entry: str | None = None
 
     @property
     def inputs(self) -> list[Path]:
@@ -101,6 +103,7 @@ class ExportReport(Report):
         notes: what was assumed.
         companion: for a step file, the chunk file for prompts beside it.
         copied: files of the model's folder that were copied beside it.
+        chosen: choices between several sets of weights that nobody made and no golden outputs prove.
     """
 
     path: Path
@@ -108,6 +111,7 @@ class ExportReport(Report):
     notes: list[str]
     companion: ExportReport | None = field(default=None, kw_only=True)
     copied: list[Path] = field(default_factory=list, kw_only=True)
+    chosen: list[str] = field(default_factory=list, kw_only=True)
 
     @property
     def files(self) -> list[Path]:
@@ -123,8 +127,8 @@ class ExportReport(Report):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about arguments that no check proves."""
-        return not_proven(self.sidecar.unproven, str(self.path))
+        """Warnings about weights that nobody chose, and arguments that no check proves."""
+        return [*self.chosen, *not_proven(self.sidecar.unproven, str(self.path))]
 
     def headline(self) -> str:
         """Describe the file in one line."""
@@ -147,7 +151,9 @@ def open_request(
     trace.check_opset(request.opset)
     check_outputs([Output(request.output, ONNX)], inputs=request.inputs, overwrite=request.overwrite)
     if opened is None:
-        opened = open_checkpoint(request.checkpoint, request.config, task=request.task, shapes=request.shapes)
+        opened = open_checkpoint(
+            request.checkpoint, request.config, task=request.task, shapes=request.shapes, entry=request.entry
+        )
     source = opened.source(request.shapes)
     axes = dynamic_axes(request, source)
     check_axes(source, axes)
@@ -219,7 +225,12 @@ def export(
         )
         (sidecar,) = finish_export([part], folder, request, progress, mapped=request.checkpoint)
         copied = copy_companions(beside, request.output, folder)
-    return ExportReport(request.output, sidecar, opened.notes, copied=copied)
+    return ExportReport(request.output, sidecar, opened.notes, copied=copied, chosen=unproven_choices(opened, sidecar))
+
+
+def unproven_choices(opened: OpenedCheckpoint, sidecar: Sidecar) -> list[str]:
+    """Return the choices between sets of weights that nobody made, unless golden outputs prove them right."""
+    return [] if proven_by_golden(sidecar.checks) else opened.warnings
 
 
 def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]:
@@ -311,7 +322,8 @@ def model_facts(
         "dtype": request.dtype,
         "options": ({"causal": True} if source.shapes.causal else {})
         | ({} if request.weights is None else {"weights": request.weights})
-        | ({} if request.attention is None else {"attention": request.attention}),
+        | ({} if request.attention is None else {"attention": request.attention})
+        | ({} if request.entry is None else {"entry": request.entry}),
         "checkpoint_sha256": opened.loaded.sha256,
         "checkpoint_name": request.checkpoint.name,
         "unproven": [] if proven_by_golden(checks) else list(source.not_in_weights),

@@ -33,7 +33,15 @@ from .checks.loads import check_loads, check_model
 from .checks.quadratic_memory import allowed
 from .checks.steps import check_step_parity, step_runner
 from .checks.wide_integers import check_wide_integers
-from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, model_facts
+from .export import (
+    ExportReport,
+    ExportRequest,
+    Progress,
+    check_precision,
+    folder_companions,
+    model_facts,
+    unproven_choices,
+)
 from .lowering.quantize.weights import quantize_weights
 from .lowering.trace import check_opset, step_nodes, trace_step
 from .source.step_source import StepSource, largest_chunk
@@ -77,7 +85,9 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
                 why="A step file takes a fixed number of tokens a call, and any number of calls.",
                 fix=f"Leave {argument(option)} out.",
             )
-    opened = open_checkpoint(asked.checkpoint, asked.config, task=asked.task, shapes=asked.shapes, steps=True)
+    opened = open_checkpoint(
+        asked.checkpoint, asked.config, task=asked.task, shapes=asked.shapes, steps=True, entry=asked.entry
+    )
     opened = opened.for_steps(asked.shapes)
     # Any length the class accepts, because the files do not depend on it.
     some_length = getattr(opened.resolved.args, "window_size", 1)
@@ -134,7 +144,8 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
             parts.append(Part(path, form, check=partial(checks.run, source), describe=describe))
         sidecar, *others = finish_export(parts, folder, asked, progress)
         copied = copy_companions(beside, asked.output, folder)
-    reports = [ExportReport(asked.output, sidecar, opened.notes, copied=copied)]
+    chosen = unproven_choices(opened, sidecar)
+    reports = [ExportReport(asked.output, sidecar, opened.notes, copied=copied, chosen=chosen)]
     return reports + [ExportReport(part.path, other, []) for part, other in zip(parts[1:], others, strict=True)]
 
 

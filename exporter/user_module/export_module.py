@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ...core.documents.proof import proven_by_golden
 from ...core.documents.sidecar import CheckRecord, LayerFacts
 from ...core.error_texts import argument
 from ...core.errors import ExportFailed, UsageError
@@ -83,6 +84,8 @@ class Origin:
         weights: name of the checkpoint, "" without one.
         weights_sha256: SHA-256 of the checkpoint.
         notes: what was chosen while building the module.
+        warnings: choices between several sets of weights that nobody made.
+        entry: the entry of the checkpoint that was asked for; None where none was.
     """
 
     name: str
@@ -90,6 +93,8 @@ class Origin:
     weights: str = ""
     weights_sha256: str = ""
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    entry: str | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,8 @@ def export_module(
             describe=lambda _: job.model_facts(),
         )
         (sidecar,) = finish_export([part], folder, options, progress)
-    return ModuleExportReport(output, sidecar, job.notes, replacement=job.replacement)
+    chosen = [] if proven_by_golden(sidecar.checks) else list(job.origin.warnings)
+    return ModuleExportReport(output, sidecar, job.notes, chosen=chosen, replacement=job.replacement)
 
 
 def _live_request(
@@ -424,6 +430,7 @@ class ModuleJob:
             "dynamic": list(self.options.dynamic),
             "dtype": "fp32",
             "layers": layers,
+            "options": {} if self.origin.entry is None else {"entry": self.origin.entry},
             "checkpoint_sha256": self.origin.weights_sha256,
             "checkpoint_name": self.origin.weights,
         }
