@@ -17,6 +17,7 @@ from ...core.errors import LocalAttnError, MissingDependency, UsageError
 from ...core.machine.execution_providers import CPU
 from ...core.storage.library_store import AUTO, NONE
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ...core.versions import too_new
 from ...onnx_graph.facts import check_nodes
 from ...onnx_graph.onnx_file import NotAModel, OnnxFile
 from ..session import BACKENDS, Arrays, Session
@@ -52,8 +53,6 @@ _REMEDIES = (
     ("not a registered function/op", "Export with the function definition, or register a kernel for that node."),
     ("External data path", "Keep the external data file beside the model, under its original name."),
     ("External initializer", "The external data file is cut: copy it again, or export the model again."),
-    ("Unsupported model IR version", "Update onnxruntime, or export with an older opset."),
-    ("Opset", f"Update onnxruntime, or export with an older {argument('opset')}."),
 )
 
 
@@ -282,7 +281,8 @@ def _report(ort: Any, failures: Sequence[tuple[_Setup, Exception]]) -> LocalAttn
         if refusal is not None:  # there is a kernel, and it refuses the node, which has no ONNX function
             unusable = UsageError(f"{file.name} cannot be loaded.", why=_reason(refusal), fix=REFUSED)
     if unusable is None:
-        fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
+        known = (fix for piece, fix in _REMEDIES if piece in reason)
+        fix = too_new(reason) or next(known, "Check it with onnx.checker.")
         unusable = UsageError(f"{file.name} cannot be loaded.", why=reason, fix=fix)
     unusable.__cause__ = error
     return unusable
