@@ -36,8 +36,13 @@ _log = logging.getLogger(__name__)
 _PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 
 
-# What to do about a failed check.
-_WIDER = f"If outputs so far apart serve you, say how far with {argument('atol')} and {argument('rtol')}."
+# What to do about a failed check, by its name.
+_ADVICE = {
+    PARITY: f"If outputs so far apart serve you, say how far with {argument('atol')} and {argument('rtol')}.",
+    "no wide integers": f"If the file is for runtimes that compute int64 in 64 bits, as onnxruntime does: "
+    f"{argument('allow_wide_integers', True)}.",
+    "linear memory": f"If that memory serves you: {argument('allow_quadratic', True)}.",
+}
 _REPORT = "Run again with -v for more, or report the model's configuration."
 
 
@@ -93,7 +98,7 @@ def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[C
             raise CheckFailed(
                 f"The exported file failed its check: {record.name}.",
                 why=record.detail,
-                fix=f"Nothing was written. {_WIDER if record.name == PARITY else _REPORT}",
+                fix=f"Nothing was written. {_ADVICE.get(record.name, _REPORT)}",
             )
         passed.append(record)
     return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)

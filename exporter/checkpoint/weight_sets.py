@@ -27,6 +27,9 @@ _DEEPEST = 12
 _MOST_VALUES = 1_000_000
 # The cosine above which tensors of an optimizer are a copy of the weights. Moments of gradients are near 0.
 _COPY = 0.5
+_SCALE = 4.0  # how much larger or smaller a copy may be
+# What optimizers keep of gradients, whatever its numbers.
+_MOMENTS = ("exp_avg", "exp_inf", "momentum", "square_avg", "grad_avg", "acc_delta", "max_exp", "prev", "eta", "mu")
 _CUT = 1 << 22  # numbers of a tensor that are compared
 # How names of buffers end, which a list of parameters does not have.
 _BUFFERS = ("inv_freq", ".scale", "num_batches_tracked", "running_mean", "running_var")
@@ -270,7 +273,7 @@ def _transposed(
     numbered = all(isinstance(name, int) for name in table)
     keys = {key for inner in table.values() for key in inner if isinstance(key, str)} if len(table) < 100_000 else set()
     found = []
-    for key in sorted(keys)[:50]:
+    for key in sorted(key for key in keys if not key.startswith(_MOMENTS))[:50]:
         kept = {name: inner[key] for name, inner in table.items() if isinstance(inner.get(key), torch.Tensor)}
         if numbered:
             tensors = _in_order([kept[name] for name in sorted(kept)], names)
@@ -302,4 +305,5 @@ def _are_copies(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
         if one.is_floating_point() and other.is_floating_point() and one.shape == other.shape:
             x, y = (tensor.detach().flatten()[:_CUT].to(torch.float64) for tensor in (one, other))
             product, squares, others = product + float(x @ y), squares + float(x @ x), others + float(y @ y)
-    return squares > 0 and others > 0 and product / (squares * others) ** 0.5 > _COPY
+    alike = squares > 0 and others > 0 and product / (squares * others) ** 0.5 > _COPY
+    return alike and 1 / _SCALE < (others / squares) ** 0.5 < _SCALE
