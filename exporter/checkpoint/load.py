@@ -34,7 +34,7 @@ from .folders import is_index, read_folder, refuse_shard
 from .foreign_files import archive_error, refuse_foreign
 from .pickled_objects import object_error
 from .settings import ENTRIES as SETTINGS
-from .sharded_training import NEEDS_DTENSOR, dtensors_known, gathered, refuse_parts
+from .sharded_training import NEEDS_DTENSOR, gathered, know_dtensors, quiet_meshes, refuse_parts
 from .tensors import SAVE_STATE_DICT, conversions, foreign_numbers, not_finite, plain_tensor, refuse_quantized
 from .unwrap import unwrap
 from .weight_sets import told
@@ -299,17 +299,20 @@ def _read_torch(path: Path, is_zip: bool, notes: list[str]) -> object:
                 return torch.load(path if by_path else stream, map_location="cpu", weights_only=True, mmap=by_path)
 
     # The file controls what the unpickler does, so it can fail in any way.
-    try:
-        return load()
-    except Exception as error:
-        if NEEDS_DTENSOR not in str(error):
-            raise _not_read(path, error) from error
-    try:
-        with dtensors_known():
+    with quiet_meshes():
+        try:
+            return gathered(load(), path)
+        except UsageError:
+            raise
+        except Exception as error:
+            if NEEDS_DTENSOR not in str(error):
+                raise _not_read(path, error) from error
+        know_dtensors()
+        try:
             loaded = load()
-    except Exception as error:
-        raise _not_read(path, error) from error
-    return gathered(loaded, path)
+        except Exception as error:
+            raise _not_read(path, error) from error
+        return gathered(loaded, path)
 
 
 def _not_read(path: Path, error: Exception) -> UsageError:

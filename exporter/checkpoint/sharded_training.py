@@ -5,8 +5,10 @@ A tensor that is whole is read. What is a part is refused with the command of it
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,17 +29,21 @@ ZERO = (
     "python zero_to_fp32.py . OUTPUT_FOLDER in the folder of the DeepSpeed checkpoint (the script lies in it), or "
     "engine.save_16bit_model(folder) with stage3_gather_16bit_weights_on_model_save"
 )
-# In torch's message where the module that knows DTensors was not imported.
+_DTENSORS = "torch.distributed.tensor"
+# In torch's message where that module was not imported.
 NEEDS_DTENSOR = "must be imported to load DTensors"
 _DEEPEST = 8
 _VERL = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 
 
-@contextmanager
-def dtensors_known() -> Iterator[None]:
-    """Let `torch.load(weights_only=True)` build DTensors, without what torch logs of meshes without processes."""
-    import torch.distributed.tensor  # noqa: F401  (registers its classes)
+def know_dtensors() -> None:
+    """Let `torch.load(weights_only=True)` build DTensors: importing their module registers their classes."""
+    importlib.import_module(_DTENSORS)
 
+
+@contextmanager
+def quiet_meshes() -> Iterator[None]:
+    """Keep quiet what torch logs of device meshes that are read where there are no processes."""
     log = logging.getLogger("torch.distributed.device_mesh")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -53,6 +59,8 @@ def gathered(loaded: object, path: Path, depth: int = 0) -> Any:
     Raises:
         UsageError: a DTensor is the part of one device.
     """
+    if _DTENSORS not in sys.modules:  # then there are none
+        return loaded
     if isinstance(loaded, torch.Tensor):
         return _whole(loaded, path)
     if depth > _DEEPEST:
