@@ -12,14 +12,14 @@ from localattn.core.versions import ONNXRUNTIME_READS, OPSETS, ir_of_opset, too_
 
 # As onnxruntime 1.16.3 and 1.20.1 wrote them.
 IR = (
-    "[ONNXRuntimeError] : 1 : FAIL : Load model from /tmp/m.onnx failed:/onnxruntime_src/onnxruntime/core/graph/model.cc"
-    ":149 onnxruntime::Model::Model(...) Unsupported model IR version: {}, max supported IR version: {}"
+    "[ONNXRuntimeError] : 1 : FAIL : Load model from /tmp/m.onnx failed:/onnxruntime_src/onnxruntime/core/graph/"
+    "model.cc:149 onnxruntime::Model::Model(...) Unsupported model IR version: {}, max supported IR version: {}"
 )
 OPSET = (
     "ONNX Runtime only *guarantees* support for models stamped with official released onnx opset versions. Opset {} is "
     "under development and support for this is limited. The operator schemas and or other functionality may change "
-    "before next ONNX release and in this case ONNX Runtime will not guarantee backward compatibility. Current official "
-    "support for domain ai.onnx is till opset {}."
+    "before next ONNX release and in this case ONNX Runtime will not guarantee backward compatibility. Current "
+    "official support for domain ai.onnx is till opset {}."
 )
 
 

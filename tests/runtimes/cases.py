@@ -62,7 +62,12 @@ def write_case(folder: Path, kind: str, source: Path | None = None, forms: Seque
         state = {carried[name]: array for name, array in outputs.items() if name in carried}
         calls.append({"inputs": blob.all(drawn), "outputs": blob.all(outputs)})
     (place / "arrays.bin").write_bytes(b"".join(blob.parts))
-    document = {"kind": kind, "forms": {form: FORMS[form] for form in forms}, "data": _data(place), "order": _order(session)}
+    document = {
+        "kind": kind,
+        "forms": {form: FORMS[form] for form in forms},
+        "data": _data(place),
+        "order": _order(session),
+    }
     document |= {"carried": carried, "start": start, "calls": calls}
     (place / "case.json").write_text(json.dumps(document))
     return place

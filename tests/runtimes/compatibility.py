@@ -1,8 +1,9 @@
-"""Measure which onnxruntime reads which files, `python -m tests.runtimes.compatibility [RELEASE...]`, and write the table.
+"""Measure which onnxruntime reads which files, `python -m tests.runtimes.compatibility [NAME...]`, and write tables.
 
 Each release of onnxruntime is installed from PyPI into an environment of its own, opens every file and runs it; the
 outputs are compared with those of the installed onnxruntime. With names only these are run; the figures of the others
-stay. The table is in docs/runtimes.md, between its marks.
+stay. The table is in docs/runtimes.md, between its marks. "targets" builds engines of TensorRT-RTX for each GPU series,
+where it is installed; that table is in docs/deploy.md.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from .environments import Absent, Environment, run
 from .kinds import transformer
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "runtimes.md"
+_ENGINES = _PAGE.with_name("deploy.md")
 _FIGURES = Path(__file__).with_name("compatibility.json")
-_START, _END = "<!-- compatibility -->\n", "<!-- end of compatibility -->"
 _OLD_NUMPY = ("1.16", "1.17", "1.18", "1.19", "1.20")
 
 
@@ -53,6 +54,11 @@ FILES: dict[str, Callable[[Path], Path]] = {
 }
 
 
+# What TensorRT-RTX builds for, and the files.
+TARGETS = ("rtx20", "sm_80", "rtx30", "sm_87", "rtx40", "sm_90", "rtx50")
+ENGINE_FILES: dict[str, dict[str, Any]] = {"fp32": {}, "fp16": {"dtype": "fp16"}, "bf16": {"dtype": "bf16"}}
+
+
 def write_files(folder: Path, names: list[str]) -> Path:
     """Write a case of each of these files."""
     for number, name in enumerate(names):
@@ -62,33 +68,83 @@ def write_files(folder: Path, names: list[str]) -> Path:
     return folder
 
 
+def build_targets(folder: Path) -> dict[str, dict[str, str]]:
+    """Build an engine of each kind of file for each target, and return "builds", or why not.
+
+    Raises:
+        Absent: TensorRT-RTX is not installed.
+    """
+    from localattn.core.errors import LocalAttnError, MissingDependency
+    from localattn.runtime.engine.builder.build import build_engine
+    from localattn.runtime.engine.builder.request import BuildRequest
+
+    found: dict[str, dict[str, str]] = {}
+    for kind, options in ENGINE_FILES.items():
+        place = folder / f"engine-{kind}"
+        place.mkdir()
+        model = transformer(place, **options)
+        for target in TARGETS:
+            try:
+                build_engine(BuildRequest(model, place / f"{target}.engine", "tensorrt-rtx", (target,)))
+                answer = "builds"
+            except MissingDependency as error:
+                raise Absent(str(error)) from error
+            except LocalAttnError as error:
+                known = {"FP32 GEMM is not supported": "no fp32 products", "does not build for": "not a target"}
+                text = str(error)
+                answer = next((short for piece, short in known.items() if piece in text), "fails")
+            found.setdefault(target, {})[kind] = answer
+    return found
+
+
 def main() -> None:
-    """Run, keep the figures, write the page; exit code 1 if an output is wrong."""
+    """Run, keep the figures, write the pages; exit code 1 if an output is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.runtimes.compatibility", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"of: {', '.join(RELEASES)}")
+    parser.add_argument("names", nargs="*", help=f"of: {', '.join(RELEASES)}, targets")
     asked = parser.parse_args()
-    for name in set(asked.names) - set(RELEASES):
+    for name in set(asked.names) - {*RELEASES, "targets"}:
         parser.error(f"there is no {name}")
     figures: dict[str, Any] = json.loads(_FIGURES.read_text()) if _FIGURES.exists() else {}
+    names = asked.names or [*RELEASES, "targets"]
     with tempfile.TemporaryDirectory() as folder:
-        cases = write_files(Path(folder), list(FILES))
-        for name in asked.names or RELEASES:
+        cases = write_files(Path(folder), list(FILES)) if {*names} & {*RELEASES} else Path(folder)
+        for name in names:
             try:
-                figures[name] = run(name, cases, environment=RELEASES[name])
+                figures[name] = (
+                    build_targets(Path(folder)) if name == "targets" else run(name, cases, environment=RELEASES[name])
+                )
             except (Absent, RuntimeError) as error:
                 print(f"{name}: {error}", file=sys.stderr)
             _FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
-    before, _, rest = _PAGE.read_text().partition(_START)
-    _PAGE.write_text(before + _START + table(figures) + _END + rest.partition(_END)[2])
+    write_tables(figures)
     bad = [
         f"{name}, {kind}: {result['error']}"
         for name, answer in figures.items()
+        if name in RELEASES
         for kind, forms in answer["results"].items()
         for result in forms.values()
         if "error" in result and wrong(kind.replace(",", ""), result["error"])
     ]
     print("\n".join(bad) or "Nothing is wrong without an error.")
     sys.exit(1 if bad else 0)
+
+
+def write_tables(figures: dict[str, Any]) -> None:
+    """Write the tables into their pages."""
+    for page, mark, text in (
+        (_PAGE, "compatibility", table(figures)),
+        (_ENGINES, "targets", targets_table(figures.get("targets", {}))),
+    ):
+        start, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
+        before, _, rest = page.read_text().partition(start)
+        page.write_text(before + start + text + end + rest.partition(end)[2])
+
+
+def targets_table(found: dict[str, dict[str, str]]) -> str:
+    """Write the table of engines: a row for each target, a column for each file."""
+    lines = [f"| target | {' | '.join(ENGINE_FILES)} |", "|---|" + "---|" * len(ENGINE_FILES)]
+    lines += [f"| {target} | {' | '.join(found[target].values())} |" for target in TARGETS if target in found]
+    return "\n" + "\n".join(lines) + "\n\n"
 
 
 def table(figures: dict[str, Any]) -> str:

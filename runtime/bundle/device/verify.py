@@ -25,6 +25,7 @@ import contextlib
 import io
 import json
 import math
+import re
 import tempfile
 import types
 import zipfile

@@ -80,10 +80,12 @@ _OF_QUANTIZER = re.compile("zero point|QuantizeLinear|MatMulInteger|QLinear", re
 def _advice(said: Sequence[str], source: Source) -> str:
     """Say what helps where the parser refuses a file."""
     text = said[0] if said else ""
-    if _OF_QUANTIZER.search(text) or (_QUANTIZED & {op_type for _, op_type in source.file.scan.operators} and "unsupported" in text.lower()):
+    operators = {op_type for _, op_type in source.file.scan.operators}
+    if _OF_QUANTIZER.search(text) or (_QUANTIZED & operators and "unsupported" in text.lower()):
+        kinds = f"{argument('weight_dtype', 'int8-qdq')}, or {argument('weight_dtype', 'fp8')}"
         return (
             "TensorRT takes 8-bit products with scales alone, without zero points. From the checkpoint: localattn "
-            f"export {argument('weight_dtype', 'int8-qdq')}, or {argument('weight_dtype', 'fp8')}, then build that file."
+            f"export {kinds}, then build that file."
         )
     return (
         f"`localattn inspect` shows what is in the file; export again with an older {argument('opset')} if a node is "
@@ -152,7 +154,7 @@ def build(
             f"{opened.library.name} {opened.version} could not build {Path(request.model)}.",
             why=reason,
             fix=_TURING
-            if "Turing" in reason and "FP32" in reason
+            if "Turing" in reason or (opened.is_rtx and 75 in targets)
             else f"`localattn inspect` shows the nodes of the file; another release may build them.{other}",
         ) from error
     return engine

@@ -157,7 +157,9 @@ def test_empty_parameters_of_zero_3(marked: bool, tmp_path: Path) -> None:
 
 
 def test_flat_parameters_of_fsdp(tmp_path: Path) -> None:
-    torch.save({"_fsdp_wrapped_module._flat_param": torch.ones(9), "to_out.weight": torch.ones(2, 2)}, tmp_path / "w.pt")
+    torch.save(
+        {"_fsdp_wrapped_module._flat_param": torch.ones(9), "to_out.weight": torch.ones(2, 2)}, tmp_path / "w.pt"
+    )
     assert "flat parameters of FSDP" in refusal(tmp_path / "w.pt").what
 
 
