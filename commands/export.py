@@ -17,7 +17,7 @@ from .parts.console import export_document, print_exported, print_json, print_no
 from .parts.export_module import export_users_module, parse_axes, print_module, refuse_options
 from .parts.export_steps import print_step_files, print_step_plan
 from .parts.flags import in_flags
-from .parts.options import EntryOption, FormatOption, number_option, size_option
+from .parts.options import ChecksOption, EntryOption, FormatOption, number_option, size_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.terminal.help import Hint
 from .parts.terminal.panels import MODULE
@@ -130,13 +130,7 @@ def export(
             help="Leave out the attention node's function; only a plugin can run the file then (TensorRT 10.3).",
         ),
     ] = False,
-    checks: Annotated[
-        Literal["all", "quick"],
-        typer.Option(
-            help="all, or quick for trying things out on a large model: parity on one set of random inputs, no window "
-            "check and no quadratic-memory check."
-        ),
-    ] = "all",
+    checks: ChecksOption = "all",
     standard_ops: Annotated[
         bool,
         typer.Option(

@@ -44,6 +44,8 @@ class Figures:
         products: sum of `a·e`.
         not_finite: NaN and Inf in the result; the other figures leave them out.
         expected_not_finite: NaN and Inf in the reference.
+        expected_low: smallest finite number of the reference; inf where there is none.
+        expected_high: its largest one; -inf where there is none.
         worst: flat position where the result is not finite, else where it breaks the tolerance most.
         frontier: pairs (|expected|, error) that decide for every tolerance.
     """
@@ -58,6 +60,8 @@ class Figures:
     products: float
     not_finite: int
     expected_not_finite: int
+    expected_low: float
+    expected_high: float
     worst: int
     frontier: Frontier
 
@@ -106,6 +110,27 @@ def accepts(figures: Any, atol: float, rtol: float, cosine: float | None) -> boo
     if cosine is not None and not figures.cosine >= cosine:
         return False
     return excess(figures.frontier, atol, rtol) <= 0
+
+
+def proves_nothing(figures: Any, atol: float | None, rtol: float | None, least: float | None) -> str:
+    """Return why a comparison proves nothing even where it passes; "" where it proves something.
+
+    Args:
+        figures: `Figures`, or whatever has their attributes.
+        atol: absolute part; None, as `rtol`, where single elements do not count.
+        rtol: part relative to the expected value.
+        least: smallest cosine accepted, or another bound of the whole that zeros break; None where there is none.
+    """
+    if not figures.finite:
+        return "no number was compared"
+    low, high = figures.expected_low, figures.expected_high
+    largest = max(abs(low), abs(high))
+    wide = (least is None or least <= 0) and (atol is None or largest <= atol + (rtol or 0.0) * largest)
+    if wide and largest:
+        return "the tolerance is so wide that an output of zeros would pass"
+    if low == high and figures.finite > 1:
+        return f"all {figures.finite:,} expected numbers are {low:g}"
+    return ""
 
 
 def measure(
@@ -166,6 +191,7 @@ class _Sums:
         self.finite = 0
         self.not_finite = 0
         self.expected_not_finite = 0
+        self.expected_low, self.expected_high = math.inf, -math.inf
         self.first_not_finite: int | None = None
         self.max_abs = 0.0
         self.max_rel = 0.0
@@ -189,6 +215,8 @@ class _Sums:
             return
         error, size = np.abs(actual - expected), np.abs(expected)
         self.finite += actual.size
+        self.expected_low = min(self.expected_low, float(expected.min()))
+        self.expected_high = max(self.expected_high, float(expected.max()))
         self.max_abs = max(self.max_abs, float(error.max()))
         relative = error[size > 0] / size[size > 0]
         self.max_rel = max(self.max_rel, float(relative.max(initial=0.0)))

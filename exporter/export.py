@@ -7,7 +7,7 @@ and checked, or not at all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,18 @@ from ..core.tensors import BATCH, SEQUENCE
 from ..core.tolerance import coarsest
 from ..runtime.inputs.arrays import check_drawable
 from ..runtime.parity.golden import Golden
+from ..runtime.parity.runner import SessionRunner
 from .artifact.companions import check_companions, copy_companions
 from .artifact.form import FileOptions, WrittenForm, written_form
 from .artifact.publish import Part, finish_export
-from .artifact.serialize import message, read_message
+from .artifact.serialize import message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
-from .checks.golden import first_checks, open_golden
-from .checks.left_out import left_out
+from .checks.checked_file import SequenceFile
+from .checks.golden import check_golden, open_golden
+from .checks.layers import check_layer_windows
 from .checks.parity import check_parity
-from .checks.quadratic_memory import Shape, Taken, allowed, check_quadratic_memory, freest, graph_shapes
-from .checks.sweep import check_sweep, dynamic_node_checks, rows_of_checkpoint
+from .checks.quadratic_memory import Shape, Taken, check_quadratic_memory, freest, graph_shapes
+from .checks.sweep import check_dynamic_memory, check_sweep, rows_of_checkpoint
 from .checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
 from .checks.window import check_window
 from .lowering import functions, trace
@@ -220,7 +222,7 @@ def export(
         part = Part(
             request.output,
             form,
-            check=lambda staged: _run_checks(staged, source, request, form, golden, progress),
+            checked=lambda staged: _CheckpointFile(staged, source, request, form, golden, progress),
             describe=lambda checks: model_facts(request, opened, source, checks),
         )
         (sidecar,) = finish_export([part], folder, request, progress, mapped=request.checkpoint)
@@ -245,47 +247,73 @@ def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]
     return check_companions(request.checkpoint, form.companions, request.output)
 
 
-def _run_checks(
-    path: Path,
-    source: SourceModel,
-    request: ExportRequest,
-    form: WrittenForm,
-    golden: Golden | None,
-    progress: Progress,
-) -> Iterator[CheckRecord]:
-    """Run each check of a written file, cheapest first."""
-    session = yield from first_checks(path, golden, request.tolerance, request.precision, progress, source)
-    tolerance, dtype, quick = request.tolerance(request.precision), request.dtype, request.quick
-    first_run: dict[str, dict[str, Any]] = {}
-    if request.dynamic:
-        progress("Checking, over a sweep of sizes")
-        yield check_sweep(session, source, dtype, request.dynamic, tolerance, quick=quick)
-    else:
-        progress("Checking: parity with the float64 reference")
-        one_set = quick or source.shapes.seq_len > LONG_INPUT
+class _CheckpointFile(SequenceFile):
+    """The written file of a checkpoint."""
+
+    kind = "checkpoint"
+
+    def __init__(
+        self,
+        path: Path,
+        source: SourceModel,
+        request: ExportRequest,
+        form: WrittenForm,
+        golden: Golden | None,
+        progress: Progress,
+    ) -> None:
+        super().__init__(path, request, progress, form.nodes)
+        self._source, self._request, self._golden = source, request, golden
+        self._tolerance = request.tolerance(request.precision)
+        self._first_run: dict[str, dict[str, Any]] = {}
+
+    def golden_outputs(self) -> CheckRecord | None:
+        if self._golden is None:
+            return None
+        request = self._request
+        return check_golden(
+            SessionRunner(self.session), self._golden, request.tolerance, request.precision, self._source
+        )
+
+    def parity(self) -> CheckRecord:
+        request, source = self._request, self._source
+        if request.dynamic:
+            return check_sweep(
+                self.session, source, request.dtype, request.dynamic, self._tolerance, quick=request.quick
+            )
+        one_set = request.quick or source.shapes.seq_len > LONG_INPUT
         seeds = request.seeds or ((0,) if one_set else (0, 1))
-        yield check_parity(session, source, dtype, tolerance, seeds, first_run)
-    written = read_message(path)
-    model = form.nodes or written
-    if request.dynamic:
-        yield from rows_of_checkpoint(session, written, source, dtype, request.dynamic, quick=quick)
-    if quick:
-        yield from left_out()
-    elif request.dynamic:
-        accepted = request.allow_quadratic
-        yield from map(form.seen, dynamic_node_checks(model, source, request.dynamic, allow_quadratic=accepted))
-    else:
-        session.wake()
+        return check_parity(self.session, source, request.dtype, self._tolerance, seeds, self._first_run)
+
+    def rows(self) -> CheckRecord | None:
+        request = self._request
+        if not request.dynamic:
+            return None
+        return rows_of_checkpoint(
+            self.session, self.model, self._source, request.dtype, request.dynamic, quick=request.quick
+        )
+
+    def window(self) -> CheckRecord:
+        request = self._request
+        if request.dynamic:
+            return check_layer_windows(self.nodes, [])
+        self.session.wake()
         release_memory()
-        progress("Checking: window")
         nodes_only = spans_tokens(request.weights)
-        yield form.seen(check_window(model, session, source, dtype, first_run, nodes_only=nodes_only))
-        progress("Checking: linear memory")
-        memory = form.seen(check_quadratic_memory(model, source, lambda taken: _retrace(request, source, taken)))
-        yield allowed(memory, request.allow_quadratic)
-    limits = token_limits(source.inputs(dtype), source.token_limit, source.shapes.seq_len)
-    sizes = dynamic_sizes(request.dynamic or (), source.shapes.seq_len)
-    yield allowed(check_wide_integers(written, path.parent, limits, sizes), request.allow_wide_integers)
+        return check_window(
+            self.nodes, self.session, self._source, request.dtype, self._first_run, nodes_only=nodes_only
+        )
+
+    def memory(self) -> CheckRecord:
+        request, source = self._request, self._source
+        if request.dynamic:
+            return check_dynamic_memory(self.nodes, source, request.dynamic)
+        return check_quadratic_memory(self.nodes, source, lambda taken: _retrace(request, source, taken))
+
+    def integers(self) -> CheckRecord:
+        request, source = self._request, self._source
+        limits = token_limits(source.inputs(request.dtype), source.token_limit, source.shapes.seq_len)
+        sizes = dynamic_sizes(request.dynamic or (), source.shapes.seq_len)
+        return check_wide_integers(self.model, self.path.parent, limits, sizes)
 
 
 def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple[set[int], dict[str, Shape]]:

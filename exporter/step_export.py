@@ -7,7 +7,7 @@ one file of weights. Everything is written to a temporary folder, checked there,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,9 @@ from ..runtime.session import Session
 from .artifact.companions import copy_companions
 from .artifact.form import written_form
 from .artifact.publish import Part, companion_path, finish_export
-from .artifact.serialize import read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
+from .checks.checked_file import CheckedFile, ExportedFile
 from .checks.golden import check_golden, open_golden
-from .checks.loads import check_loads, check_model
-from .checks.quadratic_memory import allowed
 from .checks.steps import check_step_parity, step_runner
 from .checks.wide_integers import check_wide_integers
 from .export import (
@@ -129,7 +127,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
     asked = request.export
     with writing(*_outputs(files), inputs=asked.inputs, overwrite=asked.overwrite) as folder:
         beside = folder_companions(asked, files[asked.output].source)
-        checks = _Checks(asked, _golden(asked, files), progress)
+        golden, sessions = _golden(asked, files), dict[int, CheckedFile]()
         prefill = next((path.name for path in files if path != asked.output), None)
         parts = []
         for path, source in files.items():
@@ -141,7 +139,10 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
             mode: Mode = request.mode if path == asked.output else "prefill"
             facts = source.facts(asked.dtype, mode=mode, prefill=prefill if path == asked.output else None)
             describe = partial(_facts, asked, opened, source, facts)
-            parts.append(Part(path, form, check=partial(checks.run, source), describe=describe))
+            checked = partial(
+                _StepFile, source=source, asked=asked, golden=golden, progress=progress, sessions=sessions
+            )
+            parts.append(Part(path, form, checked=checked, describe=describe))
         sidecar, *others = finish_export(parts, folder, asked, progress)
         copied = copy_companions(beside, asked.output, folder)
     chosen = unproven_choices(opened, sidecar)
@@ -158,38 +159,53 @@ def _golden(asked: ExportRequest, files: Mapping[Path, StepSource]) -> Golden | 
     return open_golden(asked.golden, inputs, outputs, tokens, lambda name, axis: limits)
 
 
-@dataclass
-class _Checks:
-    """The checks of the files of one export, the step file first.
+class _StepFile(ExportedFile):
+    """The written file of a checkpoint that takes a few tokens a call.
 
     Args:
+        path: the file.
+        source: what it computes.
         asked: the export.
-        golden: golden outputs to compare with, if there are any.
-        progress: called with the name of each step as it begins.
-        step: the session of the step file once it is open; it continues where its companion's chunks end.
+        golden: golden outputs of whole sequences, if there are any.
+        progress: called with the name of each check as it begins.
+        sessions: the open files of the export by tokens a call; the step file continues where chunks end.
     """
 
-    asked: ExportRequest
-    golden: Golden | None
-    progress: Progress
-    step: Session | None = None
+    kind = "steps"
 
-    def run(self, source: StepSource, staged: Path) -> Iterator[CheckRecord]:
-        """Run each check of a file, cheapest first."""
-        asked = self.asked
-        yield check_model(staged)
-        record, session = check_loads(staged)
-        yield record
-        if self.golden is not None:
-            self.progress(f"Checking: {staged.name} with golden outputs")
-            fed = step_runner(session, source, asked.dtype, self.step, 0)
-            yield check_golden(fed, self.golden, asked.tolerance, asked.precision, source.source)
-        self.progress(f"Checking: {staged.name} token by token against the float64 reference")
-        yield check_step_parity(session, source, asked.dtype, asked.tolerance(asked.precision), self.step)
-        if source.chunk == 1:
-            self.step = session
-        wide = check_wide_integers(read_message(staged), staged.parent, source.integer_limits(asked.dtype))
-        yield allowed(wide, asked.allow_wide_integers)
+    def __init__(
+        self,
+        path: Path,
+        source: StepSource,
+        asked: ExportRequest,
+        golden: Golden | None,
+        progress: Progress,
+        sessions: dict[int, CheckedFile],
+    ) -> None:
+        super().__init__(path, asked, lambda step: progress(f"{step}, {path.name}"))
+        self._source, self._asked, self._golden, self._sessions = source, asked, golden, sessions
+        sessions[source.chunk] = self
+
+    @property
+    def _then(self) -> Session | None:
+        """The session of the step file, for a file that takes chunks."""
+        step = self._sessions.get(1)
+        return None if step is None or step is self else step.session
+
+    def golden_outputs(self) -> CheckRecord | None:
+        if self._golden is None:
+            return None
+        asked, source = self._asked, self._source
+        fed = step_runner(self.session, source, asked.dtype, self._then, 0)
+        return check_golden(fed, self._golden, asked.tolerance, asked.precision, source.source)
+
+    def parity(self) -> CheckRecord:
+        asked = self._asked
+        tolerance = asked.tolerance(asked.precision)
+        return check_step_parity(self.session, self._source, asked.dtype, tolerance, self._then, quick=asked.quick)
+
+    def integers(self) -> CheckRecord:
+        return check_wide_integers(self.model, self.path.parent, self._source.integer_limits(self._asked.dtype))
 
 
 def _facts(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..core.documents.report import outcomes_text
 from ..core.documents.window_view import WindowView
 from .figures import cosine, figure
 from .page import Chart, Section
@@ -73,9 +74,10 @@ def _check_figure(check: Document, name: str) -> str:
 
 
 def checks_text(checks: Sequence[Document]) -> str:
-    """Say how many checks passed."""
-    passed = sum(check["status"] == "passed" for check in checks)
-    return f"{passed} of {len(checks)} checks passed" if checks else "no checks were made"
+    """Say how many checks had each outcome."""
+    if not checks:
+        return "no checks were made"
+    return f"of {len(checks)} checks {outcomes_text(check['status'] for check in checks)}"
 
 
 def sidecar_section(sidecar: Document, title: str) -> Section:

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from localattn import cli
 from localattn.plugins import shared_library
 
+from . import packages
 from .support import run_folder
 from .support.native import compiled_once
 from .thinning import thin
@@ -60,6 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the folder that the workers of this run share; remove it when the run ends."""
     if run_folder.begin():
         config.add_cleanup(run_folder.end)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the packages whose tests were skipped, and how to add them."""
+    if absent := ", ".join(package.name for package in packages.missing()):
+        terminalreporter.write_line(f"Not installed: {absent}. `python -m tests` adds them, and runs their tests.")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -97,7 +97,7 @@ def export(
         rtol: relative tolerance; by default the element type's.
         allow_quadratic: accept tensors that are square in the sequence length.
         allow_wide_integers: accept integers beyond 32 bits, which some engines do not have.
-        quick: compare on one set of inputs, and leave out the checks of the window and of memory.
+        quick: compare on few inputs, and leave out the checks of the window and of memory.
         overwrite: replace an existing file.
         max_length: for step files of Hugging Face models: the most positions of a sequence; by default 4096, or as many
             as the model has.
@@ -135,7 +135,6 @@ def check_options(
     dynamic: Sequence[str] | None,
     position_ids: bool,
     attention_dtype: str | None,
-    quick: bool,
     **_: Any,
 ) -> None:
     """Refuse a missing checkpoint, and arguments of `export` that do not go together, without importing PyTorch.
@@ -159,7 +158,6 @@ def check_options(
     for name, value, why in (
         ("position_ids", position_ids, "A step file counts the positions of its tokens itself."),
         ("attention_dtype", attention_dtype, "Steps and chunks have no kernels of fp8."),
-        ("quick", quick, "A step file is compared token by token, and has no other long check."),
     ):
         if mode != "full" and value not in (None, False):
             raise UsageError(f"{argument(name, value)} does not go with {argument('mode', mode)}.", why=why)
@@ -259,7 +257,7 @@ def export_module(
         rtol: relative tolerance; by default fp32's.
         allow_quadratic: accept tensors that are square in the sequence length.
         allow_wide_integers: accept integers beyond 32 bits, which some engines do not have.
-        quick: compare on one set of inputs, and leave out the checks of the window and of memory.
+        quick: compare on few inputs, and leave out the checks of the window and of memory.
         overwrite: replace an existing file.
         origin: where the module came from, for the sidecar.
         progress: called with each step as it begins.

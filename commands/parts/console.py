@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...core.documents.report import SIGNS
+from ...core.documents.report import SIGNS, outcomes_text
 from ...reports import figures
 from .flags import in_flags
 from .terminal.controls import harmless
@@ -204,12 +204,14 @@ _COLOURS = {"passed": "green", "failed": "red", "not proven": "yellow", "skipped
 
 
 def print_checks(checks: Sequence[CheckRecord]) -> None:
-    """Print one line per check."""
+    """Print one line per check, and how many had each outcome."""
     width = max((len(check.name) for check in checks), default=0)
     for check in checks:
         sign, colour = SIGNS[check.status], _COLOURS[check.status]
         outcome = "" if check.status == "passed" else f"{check.status.upper()}: "
         say(f"  {styled(sign, fg=colour)} {check.name:<{width}}  {outcome}{check.detail}")
+    if checks:
+        say(f"  {outcomes_text(check.status for check in checks)}")
 
 
 def print_signature(facts: Sidecar | EngineFacts | OnnxFacts) -> None:
@@ -246,7 +248,8 @@ def print_warnings(report: Report) -> None:
 def export_document(report: ExportReport) -> dict[str, Any]:
     """Return the document that `--format json` prints for an export."""
     remarks = {"notes": [*map(in_flags, report.notes)], "warnings": [*map(in_flags, report.warnings)]}
-    return {"model": str(report.path), **remarks, **report.sidecar.to_dict()}
+    verdict = {"passed": report.passed, "outcomes": report.outcomes}
+    return {"model": str(report.path), **verdict, **remarks, **report.sidecar.to_dict()}
 
 
 def bytes_text(size: int) -> str:

@@ -33,6 +33,14 @@ ProviderOption = Annotated[
 ]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")]
 
+ChecksOption = Annotated[
+    Literal["all", "quick"],
+    typer.Option(
+        help="all, or quick for trying things out on a large model: few inputs are compared, and the checks of the "
+        "window and of memory are left out."
+    ),
+]
+
 
 def finite(value: float | None) -> float | None:
     """Refuse NaN and infinity as the value of an option that is a number: ranges let them pass."""

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .sidecar import CheckRecord
 
-# How each outcome of a check is shown.
+# The four outcomes of a check, and how each is shown.
 SIGNS = {"passed": "✓", "failed": "✗", "not proven": "?", "skipped": "-"}
 
 
+def count_outcomes(statuses: Iterable[str]) -> dict[str, int]:
+    """Count how often each of the four outcomes is among these."""
+    given = list(statuses)
+    return {status: given.count(status) for status in SIGNS}
+
+
+def outcomes_text(statuses: Iterable[str]) -> str:
+    """Count the outcomes of checks in words: "5 passed, 0 failed, 1 not proven, 0 skipped"."""
+    return ", ".join(f"{count} {status}" for status, count in count_outcomes(statuses).items())
+
+
 class Report(ABC):
-    """Base of all reports; `str(report)` is a readable text of it."""
+    """Base of all reports: `str(report)` is a readable text, `bool(report)` is False if a check failed."""
 
     notes: list[str]
 
@@ -39,6 +50,15 @@ class Report(ABC):
         """Whether no check failed; see `checks` and `warnings` for checks that could not decide."""
         return all(check.status != "failed" for check in self.checks)
 
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many checks had each of the four outcomes."""
+        return count_outcomes(check.status for check in self.checks)
+
+    def __bool__(self) -> bool:
+        """Return `passed`: checks that are not proven or skipped leave a report true."""
+        return self.passed
+
     @abstractmethod
     def headline(self) -> str:
         """Return one line that says what was done."""
@@ -46,6 +66,9 @@ class Report(ABC):
     def __str__(self) -> str:
         width = max((len(check.name) for check in self.checks), default=0)
         lines = [self.headline()]
-        lines += [f"  {SIGNS[check.status]} {check.name:<{width}}  {check.detail}".rstrip() for check in self.checks]
+        for check in self.checks:
+            outcome = "" if check.status == "passed" else f"{check.status.upper()}: "
+            lines.append(f"  {SIGNS[check.status]} {check.name:<{width}}  {outcome}{check.detail}".rstrip())
+        lines += [f"  {outcomes_text(check.status for check in self.checks)}"] if self.checks else []
         lines += [f"Note: {line}" for line in self.notes]
         return "\n".join([*lines, *(f"Warning: {line}" for line in self.warnings)])

@@ -39,6 +39,8 @@ _Facts = TypeVar("_Facts", bound=BaseModel)
 
 # The check of an export that compares the written file with a reference.
 PARITY = "parity"
+# Name of the check of attention windows.
+WINDOW = "window"
 
 
 class WindowFacts(Facts):

@@ -9,22 +9,21 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ...core.documents.sidecar import CheckRecord, WindowFacts
+from ...core.documents.sidecar import WindowFacts
 from ...core.errors import UsageError
 from ...core.nodes.attention import geometry_of
-from ...core.tolerance import Tolerance, tolerance_for
 from ...core.versions import DEFAULT_OPSET
 from ...onnx_graph.standard_ops import rewrite
+from ..checks.options import CheckOptions
 from .serialize import message
 
 # A protobuf message is limited to 2 GiB; some room is left for the graph itself.
 EXTERNAL_DATA_FROM = 1_900_000_000
-_BEFORE = "seen before the functions were inlined"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileOptions:
-    """Options of a file to write.
+class FileOptions(CheckOptions):
+    """Options of a file to write, in addition to those of its checks.
 
     Args:
         opset: ONNX opset.
@@ -32,12 +31,6 @@ class FileOptions:
             plugin or a kernel for the node can run the file (TensorRT 10.3 needs a file without it).
         standard_ops: write standard operators alone, no functions (`onnx_graph.standard_ops`).
         overwrite: replace an existing file.
-        seeds: seeds of the parity check; by default a few.
-        atol: absolute tolerance of the parity check instead of the precision's.
-        rtol: relative tolerance instead of the precision's.
-        quick: compare on one set of inputs, and leave out the checks of the window and of quadratic memory.
-        allow_quadratic: accept tensors that are square in the sequence length.
-        allow_wide_integers: accept integers beyond 32 bits, which some runtimes compute wrongly without an error.
         external_data_from: size of the weights in bytes from which they go into a file of their own.
         golden: an .npz of inputs and of the outputs that the user's own model computed from them.
     """
@@ -46,12 +39,6 @@ class FileOptions:
     function_body: bool = True
     standard_ops: bool = False
     overwrite: bool = False
-    seeds: tuple[int, ...] | None = None
-    atol: float | None = None
-    rtol: float | None = None
-    quick: bool = False
-    allow_quadratic: bool = False
-    allow_wide_integers: bool = False
     external_data_from: int = EXTERNAL_DATA_FROM
     golden: Path | None = None
 
@@ -62,10 +49,6 @@ class FileOptions:
                 why="A file in standard operators computes the attention in them.",
                 fix="Leave one of them out.",
             )
-
-    def tolerance(self, precision: str) -> Tolerance:
-        """Return the tolerance for a file of this precision, an entry of `core.tolerance`."""
-        return tolerance_for(precision, self.atol, self.rtol)
 
 
 @dataclass(frozen=True)
@@ -82,15 +65,6 @@ class WrittenForm:
     model: ir.Model
     windows: list[WindowFacts]
     nodes: onnx.ModelProto | None = None
-
-    def seen(self, record: CheckRecord) -> CheckRecord:
-        """Return the record of a check of the attention nodes.
-
-        If the file has no such nodes, the detail says that the check looked at the model before they were rewritten.
-        """
-        if self.nodes is None or record.status == "skipped":
-            return record
-        return record.model_copy(update={"detail": f"{record.detail}; {_BEFORE}"})
 
 
 def written_form(model: ir.Model, nodes: Iterable[ir.Node], options: FileOptions) -> WrittenForm:

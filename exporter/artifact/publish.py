@@ -26,7 +26,9 @@ from ...core.storage.publishing import publish_together, sealed
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
 from ...onnx_graph.graph_values import outside_weights
+from ..checks.checked_file import CheckedFile
 from ..checks.loads import check_model
+from ..checks.table import run_checks
 from .form import FileOptions, WrittenForm
 from .serialize import forget_weights, write_model
 from .shared_weights import share_weights
@@ -111,13 +113,13 @@ class Part:
     Args:
         path: its final path.
         form: the traced model with its ONNX functions; with `function_body` its weights are dropped once written.
-        check: runs the checks of the saved file.
+        checked: returns the saved file as its checks see it.
         describe: returns the facts about the model, from the records of the checks.
     """
 
     path: Path
     form: WrittenForm
-    check: Callable[[Path], Iterable[CheckRecord]]
+    checked: Callable[[Path], CheckedFile]
     describe: Callable[[list[CheckRecord]], Mapping[str, Any]]
 
 
@@ -153,7 +155,7 @@ def finish_export(
             forget_weights(model)
     gc.collect()  # the traced program is full of cycles
     release_memory(mapped)
-    checks = [demand(part.check(staged), mapped) for part, staged in zip(parts, models, strict=True)]
+    checks = [demand(run_checks(part.checked(staged)), mapped) for part, staged in zip(parts, models, strict=True)]
     if not options.function_body:
         progress("Removing the function definition")
         for model in models.values():

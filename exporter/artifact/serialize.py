@@ -16,9 +16,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-# Bytes from which a tensor is left out of the message.
-_LARGE = 1 << 12
-_INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+from ...onnx_graph.without_weights import LARGE
+
 _WITH_LENGTH = 2  # the wire type of messages and bytes
 
 
@@ -63,23 +62,13 @@ def forget_weights(model: ir.Model) -> None:
         values[name].const_value = _without_bytes(name, tensor)
 
 
-def read_message(path: Path) -> onnx.ModelProto:
-    """Read a written file's message without the bytes of its large weights; integers stay, as they may be indices."""
-    whole, bare = onnx.load(path, load_external_data=False), onnx.ModelProto()
-    for tensor in whole.graph.initializer:
-        if len(tensor.raw_data) >= _LARGE and tensor.data_type not in _INDICES:
-            tensor.ClearField("raw_data")
-    bare.CopyFrom(whole)  # a message's memory is only released as a whole
-    return bare
-
-
 def _large_initializers(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     values = model.graph.initializers.items()
     return {
         name: value.const_value
         for name, value in values
         if value.const_value is not None
-        and value.const_value.nbytes >= _LARGE
+        and value.const_value.nbytes >= LARGE
         and value.const_value.dtype != ir.DataType.STRING
         and not isinstance(value.const_value, ir.ExternalTensor)
     }

@@ -6,7 +6,7 @@ sees a configuration that is not the model's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...core.documents.proof import likely
@@ -16,10 +16,8 @@ from ...core.tensors import TensorSpec
 from ...core.tolerance import Tolerance
 from ...runtime.parity.compare import compare_golden, golden_record
 from ...runtime.parity.golden import Golden
-from ...runtime.parity.runner import FileRunner, SessionRunner
-from ...runtime.session import Session
+from ...runtime.parity.runner import FileRunner
 from ..source.source_model import SourceModel
-from .loads import check_loads, check_model
 from .parity import baseline_meter
 
 Limits = Callable[[str, int], tuple[int, int | None]]
@@ -83,23 +81,3 @@ def check_golden(
             fix=likely(() if source is None else source.not_in_weights),
         )
     return record
-
-
-def first_checks(
-    path: Path,
-    golden: Golden | None,
-    tolerance_of: Callable[[str], Tolerance],
-    precision: str,
-    progress: Callable[[str], None],
-    source: SourceModel | None = None,
-) -> Generator[CheckRecord, None, Session]:
-    """Run the checks that every file of whole sequences has first, and return its session for the others."""
-    progress("Checking: ONNX")
-    yield check_model(path)
-    progress("Checking: onnxruntime")
-    record, session = check_loads(path)
-    yield record
-    if golden is not None:
-        progress("Checking: golden outputs")
-        yield check_golden(SessionRunner(session), golden, tolerance_of, precision, source)
-    return session

@@ -14,7 +14,7 @@ import onnx
 
 from ...core.documents.sidecar import CheckRecord
 from ...onnx_graph.graph_values import all_graphs
-from .left_out import memory_record, window_record
+from .outcome import failed, not_proven, passed, skipped
 from .probe import NodeProbe, probes
 from .quadratic_memory import Shape, Taken, still_square, taken_sizes
 from .window import Findings, check_node_window
@@ -32,7 +32,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
     """
     different = probes(model)
     if not different:
-        return window_record(status="skipped", detail="no layer was replaced by windowed attention")
+        return skipped("no layer was replaced by windowed attention")
     findings, small = Findings(), []
     for probe in different:
         one = Findings()
@@ -42,16 +42,14 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         if not ((one.back and one.ahead) or probe.geometry.sees_all):
             small.append(f"{probe.node.name} has {probe.length} tokens, which one window covers")
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
-    detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s)"
-    status = "passed"
     if findings.faults:
-        status, detail = "failed", "; ".join(findings.faults[:3])
-    elif absent:
-        status = "not proven"
-        detail = f"{', '.join(absent)}: called, but not in the file; the result is unused, or a closure holds the layer"
-    elif small:
-        status, detail = "not proven", "; ".join(small[:3])
-    return window_record(status=status, detail=detail, figures=figures)  # type: ignore[arg-type]
+        return failed("; ".join(findings.faults[:3]), **figures)
+    if absent:
+        why = "called, but not in the file; the result is unused, or a closure holds the layer"
+        return not_proven(f"{', '.join(absent)}: {why}", **figures)
+    if small:
+        return not_proven("; ".join(small[:3]), **figures)
+    return passed(f"{findings.boundaries} boundaries hold, {len(different)} different node(s)", **figures)
 
 
 def check_layer_memory(
@@ -72,7 +70,7 @@ def check_layer_memory(
     different = {repr((p.node.op_type, sorted(p.attributes.items()))): p for p in probes(model)}
     suspects = [fault for probe in different.values() for fault in _superlinear(probe)]
     if suspects:
-        return memory_record(status="failed", detail=f"not linear in the length: {', '.join(suspects[:5])}")
+        return failed(f"not linear in the length: {', '.join(suspects[:5])}")
     shapes = _shapes(model)
     square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths, dynamic_axis)}
     faults = list(square)
@@ -85,12 +83,12 @@ def check_layer_memory(
             faults = _scores(model, square, shapes, lengths)
             if not faults:
                 detail = f"{', '.join([*square][:5])} may be square in the length, or as wide by chance"
-                return memory_record(status="not proven", detail=detail)
+                return not_proven(detail)
     if faults:
         detail = f"{len(faults)} tensors outside the replaced layers are square in the length: {', '.join(faults[:5])}"
-        return memory_record(status="failed", detail=detail)
+        return failed(detail)
     detail = f"{len(different)} different node(s) take memory linear in the length, and no other tensor is square in it"
-    return memory_record(status="passed", detail=detail, figures={"tensors": len(shapes)})
+    return passed(detail, tensors=len(shapes))
 
 
 def _at_some_length(probe: NodeProbe) -> NodeProbe:

@@ -15,7 +15,7 @@ from ...core.tolerance import Tolerance
 from ...runtime.inputs.arrays import random_inputs
 from ...runtime.parity.baseline import BaselineMeter, beside, both_errors, table_alone
 from ...runtime.parity.compare import compare, worst_of
-from ...runtime.parity.comparison import Comparison
+from ...runtime.parity.comparison import Comparison, unproven_outputs
 from ...runtime.parity.inputs import InputSet
 from ...runtime.parity.report import overall, verdicts
 from ...runtime.parity.runner import Runner, Sample, SessionRunner
@@ -24,6 +24,7 @@ from ..models.inference import bounded
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from ..source.untouched_module import untouched_module
+from .outcome import not_proven
 
 
 def check_parity(
@@ -109,6 +110,8 @@ def check_input_sets(
         found += [(inputs.name, comparison) for comparison in comparisons]
         if meter is not None:
             meter.take(reference, inputs.arrays, expected)
+    if not found:
+        return not_proven("no inputs were compared")
     detail = f"{len(ran)} sets of inputs, worst at {worst_of(found, tolerance)[0]}"
     record = parity_record(found, reference, tolerance, detail, meter, trials=len(ran), refused=len(refused))
     detail, status = record.detail, record.status
@@ -147,15 +150,21 @@ def parity_record(
     baseline = None if meter is None else meter.result()
     tolerance = beside(tolerance, baseline)
     outputs = list(overall(found, tolerance).values())
+    nothing, why = unproven_outputs(outputs, tolerance)
+    if not outputs:
+        return not_proven(why)
     worst = max(outputs, key=lambda output: (not output.passed, output.excess(tolerance)))
     text = f"{_error(worst)} against {reference.name} (tolerance {tolerance.describe()}), {detail}"
     if baseline is not None:
         text += f"; {both_errors(worst, baseline)}"
     elif meter is not None:
         text += f"; {table_alone(meter.why_none)}"
+    passed = all(output.passed for output in outputs)
+    if passed and why:
+        text = f"{why}; {text}" if nothing else f"{text}; {why}"
     return CheckRecord(
         name=PARITY,
-        status="passed" if all(output.passed for output in outputs) else "failed",
+        status="failed" if not passed else "not proven" if nothing else "passed",
         detail=text,
         figures={**worst.figures(), **figures},
         baseline=baseline,

@@ -18,7 +18,7 @@ import onnx
 from ...core.documents.sidecar import CheckRecord
 from ...onnx_graph.graph_values import all_graphs
 from ..source.source_model import SourceModel
-from .left_out import memory_record
+from .outcome import failed, not_proven, passed, skipped
 from .probe import probes
 
 Shape = tuple[int, ...]
@@ -51,10 +51,10 @@ def check_quadratic_memory(
     """
     length, window = source.shapes.seq_len, source.window_size
     if source.shapes.full_mask:
-        return memory_record(status="skipped", detail=f"a mask {length} × {length} was asked for")
+        return skipped(f"a mask {length} × {length} was asked for")
     if length <= window:
         detail = f"length {length} fits in one window of {window}: scores of one window are all there is"
-        return memory_record(status="not proven", detail=detail)
+        return not_proven(detail)
     shapes, alone = graph_shapes(model), probes(model)
     lengths = {length} | {probe.length for probe in alone}  # a node's input may be padded
     square = {name: shape for name, shape in shapes.items() if is_square(shape, lengths)}
@@ -70,16 +70,9 @@ def check_quadratic_memory(
         largest = max(largest, heads * max(math.prod(shape) for shape in inside.values()))
     if suspects:
         detail = f"{len(suspects)} tensors are {length} × {length}: {', '.join(suspects[:5])}"
-        return memory_record(status="failed", detail=detail)
+        return failed(detail)
     detail = f"no tensor is {length} × {length}; the largest has {largest / length:.4g} elements per position"
-    return memory_record(status="passed", detail=detail, figures={"largest_elements": largest, "tensors": len(shapes)})
-
-
-def allowed(record: CheckRecord, accepted: bool) -> CheckRecord:
-    """Return the record, changed from failed to skipped if the user accepts the fault."""
-    if record.status != "failed" or not accepted:
-        return record
-    return record.model_copy(update={"status": "skipped", "detail": f"allowed: {record.detail}"})
+    return passed(detail, largest_elements=largest, tensors=len(shapes))
 
 
 def graph_shapes(model: onnx.ModelProto) -> dict[str, Shape]:

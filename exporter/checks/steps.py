@@ -29,7 +29,13 @@ _AFTER_CHUNKS = 32
 
 
 def check_step_parity(
-    session: Session, source: StepSource, dtype: str, tolerance: Tolerance, then: Session | None = None
+    session: Session,
+    source: StepSource,
+    dtype: str,
+    tolerance: Tolerance,
+    then: Session | None = None,
+    *,
+    quick: bool = False,
 ) -> CheckRecord:
     """Run a whole sequence through a step or chunk file and compare each position with the float64 reference.
 
@@ -39,8 +45,9 @@ def check_step_parity(
         dtype: "fp32" or "fp16".
         tolerance: the criterion.
         then: the step file that continues after the chunks; without it the chunks take the whole sequence.
+        quick: compare one window beyond the ring instead of several.
     """
-    whole = whole_sequence(source, then is not None)
+    whole = whole_sequence(source, then is not None, 1 if quick else WINDOWS_BEYOND)
     length = whole.shapes.seq_len
     singles = None if then is None else min(_AFTER_CHUNKS, length - source.chunk)
     candidate = step_runner(session, source, dtype, then, singles)
@@ -89,15 +96,16 @@ def _padded(shape: tuple[int, ...]) -> NDArray[np.int64]:
     return (np.arange(length) >= first[:, None]).astype(np.int64)
 
 
-def whole_sequence(source: StepSource, goes_on: bool = False) -> SourceModel:
+def whole_sequence(source: StepSource, goes_on: bool = False, beyond: int = WINDOWS_BEYOND) -> SourceModel:
     """Return the model at the length to check: some windows beyond a full ring, or as many positions as it has.
 
     Args:
         source: the step or chunk file.
         goes_on: single tokens follow the chunks; else the length is a multiple of the chunk.
+        beyond: so many windows beyond the ring.
     """
     own = source.source
-    length = max(source.slots + WINDOWS_BEYOND * own.window_size, 2 * source.chunk)
+    length = max(source.slots + beyond * own.window_size, 2 * source.chunk)
     most = own.family.longest_compared(own.args)
     if most is not None:  # the reference's time and memory grow with the square of the length
         length = min(length, max(most, source.slots + 2 * source.chunk))

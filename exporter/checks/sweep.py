@@ -24,9 +24,8 @@ from ...runtime.parity.inputs import InputSet
 from ...runtime.session import Arrays, Session
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
-from .layers import check_layer_memory, check_layer_windows
+from .layers import check_layer_memory
 from .parity import baseline_meter, check_input_sets
-from .quadratic_memory import allowed
 
 # A few tokens may all be such that rounding decides their experts; then others are drawn.
 _DRAWS = 8
@@ -63,14 +62,10 @@ def _longest(source: SourceModel) -> int:
     return min(source.family.longest_compared(source.args) or source.shapes.seq_len, source.shapes.seq_len)
 
 
-def dynamic_node_checks(
-    model: onnx.ModelProto, source: SourceModel, axes: Sequence[str], *, allow_quadratic: bool
-) -> Iterator[CheckRecord]:
-    """Run each check of a model's attention nodes; its weights may be absent."""
-    yield check_layer_windows(model, [])
+def check_dynamic_memory(model: onnx.ModelProto, source: SourceModel, axes: Sequence[str]) -> CheckRecord:
+    """Look for tensors quadratic in the sequence length in a file with dynamic sizes; its weights may be absent."""
     dynamic_axis = SEQUENCE if SEQUENCE in axes else ""
-    memory = check_layer_memory(model, {source.shapes.seq_len}, dynamic_axis, lambda _: None)
-    yield allowed(memory, allow_quadratic)
+    return check_layer_memory(model, {source.shapes.seq_len}, dynamic_axis, lambda _: None)
 
 
 def check_joined_rows(
@@ -80,8 +75,8 @@ def check_joined_rows(
     draw: Callable[[int, Mapping[str, int]], Arrays],
     sizes: Mapping[str, int],
     lengths: Sequence[int],
-) -> Iterator[CheckRecord]:
-    """Try whether a server may join requests: for files in which axis 0 of every tensor is one dynamic axis.
+) -> CheckRecord | None:
+    """Try whether a server may join requests; None unless axis 0 of every tensor is one dynamic axis.
 
     Args:
         session: the written file.
@@ -91,15 +86,16 @@ def check_joined_rows(
         sizes: of the dynamic axes.
         lengths: of the sequences to try, where that axis is dynamic.
     """
-    if open_batch(session.inputs, session.outputs):
-        each = dict.fromkeys(lengths if SEQUENCE in sizes else (0,))
-        examples = (draw(seed, {**sizes, SEQUENCE: length}) for seed, length in enumerate(each))
-        yield check_rows(session.run, examples, dtype, spans_the_batch(written))
+    if not open_batch(session.inputs, session.outputs):
+        return None
+    each = dict.fromkeys(lengths if SEQUENCE in sizes else (0,))
+    examples = (draw(seed, {**sizes, SEQUENCE: length}) for seed, length in enumerate(each))
+    return check_rows(session.run, examples, dtype, spans_the_batch(written))
 
 
 def rows_of_checkpoint(
     session: Session, written: onnx.ModelProto, source: SourceModel, dtype: str, axes: Sequence[str], *, quick: bool
-) -> Iterator[CheckRecord]:
+) -> CheckRecord | None:
     """Try whether a server may join requests to a checkpoint's file; quick checks try one length."""
     specs = ReferenceRunner(source, dtype, axes).inputs
     window = source.window_size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import onnx
@@ -12,8 +11,8 @@ import onnx.inliner
 from ...core.documents.sidecar import CheckRecord
 from ...core.tensors import POSITION_IDS, SEQUENCE, TensorSpec
 from .integer_ranges import IntegerRanges
+from .outcome import failed, not_proven, passed
 
-_record = partial(CheckRecord, name="no wide integers")
 # Batch size to check, if the batch is dynamic.
 _LARGEST_BATCH = 1024
 _NAMED = 3
@@ -34,13 +33,13 @@ def check_wide_integers(
     found = IntegerRanges(onnx.inliner.inline_local_functions(model), folder, known, sizes or {})
     if found.beyond:
         detail = f"a runtime that computes int64 in 32 bits would be wrong without an error: {_few(found.beyond)}"
-        return _record(status="failed", detail=detail)
+        return failed(detail)
     if found.unknown:
         detail = f"not analysed, so it may leave 32 bits: {_few(found.unknown)}"
-        return _record(status="not proven", detail=detail)
+        return not_proven(detail)
     at = f" at {' '.join(f'{axis}={size}' for axis, size in sizes.items())}" if sizes else ""
     detail = f"the largest is {found.largest:,}{at}; 32 bits hold all"
-    return _record(status="passed", detail=detail, figures={"largest": found.largest})
+    return passed(detail, largest=found.largest)
 
 
 def dynamic_sizes(axes: Sequence[str], longest: int) -> dict[str, int]:

@@ -25,7 +25,7 @@ from ...core.tensors import INTEGER_MASKS
 from ...runtime.inputs.arrays import random_inputs
 from ...runtime.session import Session
 from ..source.source_model import SourceModel
-from .left_out import window_record
+from .outcome import failed, not_proven, passed, skipped
 from .probe import NodeProbe, probes
 
 Arrays = dict[str, NDArray[Any]]
@@ -89,16 +89,16 @@ def check_window(
         through = whole(session, source, findings, first_run or {})
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     if findings.faults:
-        return window_record(status="failed", detail="; ".join(findings.faults[:3]), figures=figures)
+        return failed("; ".join(findings.faults[:3]), **figures)
     if source.geometry is None:
         detail = f"no window to lose, every key weighs in; {through}"
-        return window_record(status="passed" if findings.boundaries else "skipped", detail=detail, figures=figures)
+        return passed(detail, **figures) if findings.boundaries else skipped(detail)
     if not (findings.back and findings.ahead):
         reach = max(source.geometry.backward_reach, source.geometry.forward_reach) + source.geometry.window_size
         detail = f"length {source.shapes.seq_len} fits in one window, which proves nothing about it; "
-        return window_record(status="not proven", detail=f"{detail}lengths from {reach + 1} on do", figures=figures)
+        return not_proven(f"{detail}lengths from {reach + 1} on do", **figures)
     detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s); {through}"
-    return window_record(status="passed", detail=detail, figures=figures)
+    return passed(detail, **figures)
 
 
 def _queries(length: int, window: int) -> list[int]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
@@ -33,17 +32,17 @@ from ...runtime.inputs.arrays import check_drawable
 from ...runtime.inputs.size_sweep import sweep_sizes
 from ...runtime.parity.golden import Golden
 from ...runtime.parity.inputs import InputSet
-from ...runtime.session import Session
+from ...runtime.parity.runner import SessionRunner
 from ..artifact.form import FileOptions, WrittenForm, written_form
 from ..artifact.publish import Part, finish_export
-from ..artifact.serialize import message, read_message
+from ..artifact.serialize import message
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
 from ..checkpoint.tensors import check_finite
-from ..checks.golden import first_checks, open_golden
+from ..checks.checked_file import SequenceFile
+from ..checks.golden import check_golden, open_golden
 from ..checks.layers import check_layer_memory, check_layer_windows
-from ..checks.left_out import left_out
 from ..checks.parity import check_input_sets
-from ..checks.quadratic_memory import Shape, Taken, allowed, freest, graph_shapes
+from ..checks.quadratic_memory import Shape, Taken, freest, graph_shapes
 from ..checks.sweep import check_joined_rows
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes
 from ..export import ExportReport, ExportRequest, Progress, export, open_request
@@ -166,7 +165,7 @@ def export_module(
         part = Part(
             output,
             form,
-            check=lambda staged: job.checks(staged, form, golden, progress),
+            checked=lambda staged: _ModuleFile(staged, job, form, golden, progress),
             describe=lambda _: job.model_facts(),
         )
         (sidecar,) = finish_export([part], folder, options, progress)
@@ -274,7 +273,7 @@ class ModuleJob:
         named = any(axis for x in written for axis in x.axes)
         check_dynamic_axes(untouched, self.inputs, self.by_name, options.dynamic, guessed=not named)
         self.sizes, self.notes = self._sizes(), [*self.origin.notes, *notes]
-        example = self._draw(0, self.sizes)
+        example = self.draw(0, self.sizes)
         self.reference = ModuleRunner(module, untouched, self.by_name, example)
         self.replacement = replace_local_attention(
             module, lambda m: call(m, example, self.by_name), dynamic_length=bool(options.dynamic)
@@ -306,7 +305,8 @@ class ModuleJob:
             sizes[name] = max(sizes[name], 2)
         return sizes
 
-    def _draw(self, seed: int, sizes: Mapping[str, int]) -> Arrays:
+    def draw(self, seed: int, sizes: Mapping[str, int]) -> Arrays:
+        """Draw inputs of these sizes."""
         return draw_all(self.inputs, seed, sizes)
 
     def trace(self, module: nn.Module, arrays: Arrays | None = None) -> ir.Model:
@@ -315,7 +315,7 @@ class ModuleJob:
         Raises:
             ExportFailed: PyTorch's exporter could not export it.
         """
-        arrays = self._draw(0, self.sizes) if arrays is None else arrays
+        arrays = self.draw(0, self.sizes) if arrays is None else arrays
         dimensions = None
         if self.options.dynamic:
             dims = {name: torch.export.Dim(name, min=1, max=self._largest(name)) for name in self.options.dynamic}
@@ -327,43 +327,10 @@ class ModuleJob:
     def _largest(self, axis: str) -> int:
         return self.sizes[axis] if axis == SEQUENCE else LARGEST_BATCH
 
-    def checks(self, path: Path, form: WrittenForm, golden: Golden | None, progress: Progress) -> Iterator[CheckRecord]:
-        """Run each check of a written file, cheapest first."""
-        session = yield from first_checks(path, golden, self.options.tolerance, "fp32", progress)
-        progress("Checking: parity with the untouched module")
-        tolerance = self.options.tolerance("fp32")
-        sets = islice(self._input_sets(), 1 if self.options.quick else None)
-        yield check_input_sets(session, self.reference, sets, tolerance)
-        written = read_message(path)
-        if self.options.dynamic:
-            yield from self._joined_rows(session, written)
-        if self.options.quick:
-            yield from left_out()
-        else:
-            nodes = form.nodes or written
-            progress("Checking: window")
-            yield form.seen(check_layer_windows(nodes, self._absent(form)))
-            progress("Checking: linear memory")
-            lengths = {n for layer in self.replacement.replaced for n in layer.lengths}
-            dynamic_axis = SEQUENCE if SEQUENCE in self.options.dynamic else ""
-            memory = form.seen(check_layer_memory(nodes, lengths, dynamic_axis, self._retrace))
-            yield allowed(memory, self.options.allow_quadratic)
-        limits = {x.name: x.limit for x in self.inputs}
-        sizes = dynamic_sizes(self.options.dynamic, self.sizes.get(SEQUENCE, 1))
-        wide = check_wide_integers(written, path.parent, limits, sizes)
-        yield allowed(wide, self.options.allow_wide_integers)
-
-    def _joined_rows(self, session: Session, written: onnx.ModelProto) -> Iterator[CheckRecord]:
-        lengths = [length := self.sizes.get(SEQUENCE, 1)]
-        if SEQUENCE in self.options.dynamic and not self.options.quick:
-            window = max((geometry.window_size for geometry in self.replacement.windows), default=1)
-            lengths += [n for n in [max(1, length // 2 // window) * window] if n < length]
-        return check_joined_rows(session, written, "fp32", self._draw, self.sizes, lengths)
-
-    def _input_sets(self) -> Iterator[InputSet]:
+    def input_sets(self) -> Iterator[InputSet]:
         """Yield inputs to compare on: random ones, the user's own, and the sweep of dynamic sizes."""
         for seed in self.options.seeds or _SEEDS:
-            yield InputSet(f"seed {seed}", self._draw(seed, self.sizes))
+            yield InputSet(f"seed {seed}", self.draw(seed, self.sizes))
         own = {x.name: x.example for x in self.inputs if x.example is not None}
         if len(own) == len(self.inputs) and all(self._has_own_sizes(x) for x in self.inputs):
             yield InputSet("the inputs given", own)
@@ -371,14 +338,14 @@ class ModuleJob:
             windows = self.replacement.windows
             for sizes in sweep_sizes(self.options.dynamic, self.sizes, SEQUENCE, windows):
                 named = " ".join(f"{axis}={sizes[axis]}" for axis in self.options.dynamic)
-                yield InputSet(named, self._draw(sum(sizes.values()), sizes))
+                yield InputSet(named, self.draw(sum(sizes.values()), sizes))
 
     def _has_own_sizes(self, x: ModuleInput) -> bool:
         """Return whether the user's own numbers fit the file."""
         named = zip(x.shape, x.axes, strict=True)
         return all(axis in self.options.dynamic or self.sizes.get(axis, size) == size for size, axis in named)
 
-    def _absent(self, form: WrittenForm) -> list[str]:
+    def absent(self, form: WrittenForm) -> list[str]:
         """List replaced layers without a node in the graph, except AFT-local, which never has one."""
         present = {window.name.rpartition("/")[0] for window in form.windows}
         return [
@@ -387,7 +354,7 @@ class ModuleJob:
             if layer.geometry is not None and layer.path and not present & {layer.path, *layer.other_paths}
         ]
 
-    def _retrace(self, taken: Taken) -> tuple[set[int], dict[str, Shape]] | None:
+    def retrace(self, taken: Taken) -> tuple[set[int], dict[str, Shape]] | None:
         """Trace the module so that every layer sees other lengths.
 
         Returns:
@@ -450,3 +417,49 @@ class ModuleJob:
             replace(x, shape=tuple(self.sizes.get(axis, size) for size, axis in zip(x.shape, x.axes, strict=True)))
             for x in self.inputs
         ]
+
+
+class _ModuleFile(SequenceFile):
+    """The written file of a user's own module."""
+
+    kind = "module"
+
+    def __init__(
+        self, path: Path, job: ModuleJob, form: WrittenForm, golden: Golden | None, progress: Progress
+    ) -> None:
+        super().__init__(path, job.options, progress, form.nodes)
+        self._job, self._form, self._golden = job, form, golden
+
+    def golden_outputs(self) -> CheckRecord | None:
+        if self._golden is None:
+            return None
+        return check_golden(SessionRunner(self.session), self._golden, self.options.tolerance, "fp32")
+
+    def parity(self) -> CheckRecord:
+        sets = islice(self._job.input_sets(), 1 if self.options.quick else None)
+        return check_input_sets(self.session, self._job.reference, sets, self.options.tolerance("fp32"))
+
+    def rows(self) -> CheckRecord | None:
+        job, dynamic = self._job, self._job.options.dynamic
+        if not dynamic:
+            return None
+        lengths = [length := job.sizes.get(SEQUENCE, 1)]
+        if SEQUENCE in dynamic and not self.options.quick:
+            window = max((geometry.window_size for geometry in job.replacement.windows), default=1)
+            lengths += [n for n in [max(1, length // 2 // window) * window] if n < length]
+        return check_joined_rows(self.session, self.model, "fp32", job.draw, job.sizes, lengths)
+
+    def window(self) -> CheckRecord:
+        return check_layer_windows(self.nodes, self._job.absent(self._form))
+
+    def memory(self) -> CheckRecord:
+        job = self._job
+        lengths = {n for layer in job.replacement.replaced for n in layer.lengths}
+        dynamic_axis = SEQUENCE if SEQUENCE in job.options.dynamic else ""
+        return check_layer_memory(self.nodes, lengths, dynamic_axis, job.retrace)
+
+    def integers(self) -> CheckRecord:
+        job = self._job
+        limits = {x.name: x.limit for x in job.inputs}
+        sizes = dynamic_sizes(job.options.dynamic, job.sizes.get(SEQUENCE, 1))
+        return check_wide_integers(self.model, self.path.parent, limits, sizes)

@@ -3,4 +3,6 @@
 `source/` holds its C++: `kernels/` chooses and launches a kernel, `tensorrt/` is what TensorRT sees. `build` compiles
 it with the kernels that a model, or every model, needs; `facts` says what is in one; `registry` loads it and lists its
 plugins.
+
+Nothing here has run on a GPU yet: docs/status.md says how each part is known.
 """

@@ -36,6 +36,8 @@ from .web_page import HOME, MODELS, check_web_model, read_web_version, write_pag
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
+# Bounds the outputs of a model that are all smaller than the absolute tolerance, which would accept zeros.
+_LEAST_COSINE = 0.999
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,7 @@ class _Layout:
             self._take_model(part)
             progress(f"Running samples of {part.path.name}")
             samples = self._write_samples(part)
+            self._judge_by_samples(self._models[-1], samples)
             if repository and part is first:
                 progress("Proving what a server may join")
                 repository.write_model(samples)
@@ -246,6 +249,24 @@ class _Layout:
         """Return how far a device's outputs may be from the samples', for a model of this element type."""
         tolerance = tolerance_for(dtype, self.request.atol, self.request.rtol)
         return {"atol": tolerance.atol, "rtol": tolerance.rtol, "cosine": tolerance.cosine}
+
+    def _judge_by_samples(self, model: dict[str, Any], samples: Sequence[Sample]) -> None:
+        """Bound the cosine too where all outputs are smaller than the absolute tolerance; note what proves nothing."""
+        if not samples:
+            return
+        bounds = model["tolerance"]
+
+        def nothing() -> list[str]:
+            outputs = [array for sample in samples for array in sample.outputs.values()]
+            figures = [closeness.measure(x, x, bounds["atol"], bounds["rtol"]) for x in outputs]
+            return [closeness.proves_nothing(x, bounds["atol"], bounds["rtol"], bounds["cosine"]) for x in figures]
+
+        if all(nothing()) and self.request.atol is None and self.request.rtol is None:
+            bounds["cosine"] = bounds["cosine"] or _LEAST_COSINE
+        reasons = nothing()
+        if all(reasons):
+            why = reasons[0] if reasons else "it has no outputs"
+            self.notes.append(f"the samples of {model['path']} prove nothing, and a check of them will fail: {why}")
 
     def _write_samples(self, part: ModelPart) -> list[Sample]:
         """Run samples of a model and write them; those of a step file also as the sequence they are drawn from."""

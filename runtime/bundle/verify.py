@@ -38,6 +38,15 @@ class Verified:
     manifest_sha256: str
     report: dict[str, Any]
 
+    @property
+    def passed(self) -> bool:
+        """Whether every file is intact, and every sample that ran agrees."""
+        return bool(self.report["passed"])
+
+    def __bool__(self) -> bool:
+        """Return `passed`."""
+        return self.passed
+
 
 def verify_bundle(
     path: Path,

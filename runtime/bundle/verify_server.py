@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...core.documents.sidecar import read_sidecar
 from ...core.errors import CheckFailed, UsageError
+from .device.results import NO_OUTPUTS, that_prove_something, unusual_tolerance
 from .device.verify import compare, nothing_run, read_arrays
 from .open_inference import Refused, Server
 from .triton import served_name
@@ -52,9 +53,26 @@ def verify_on_server(path: Path, url: str, model: str | None = None, manifest_sh
         if not manifest["samples"]:
             raise UsageError("The bundle has no samples.", why="There is nothing to send.", fix="Make it with samples.")
         server = Server(url)
-        rows = [row for name in _names(manifest, model) for row in _Served(server, name, folder, manifest).rows()]
-        report = nothing_run(manifest) | {"code": 0 if all(row["passed"] for row in rows) else 1, "rows": rows}
+        rows = [row for name in _names(manifest, model) for row in _judged(_Served(server, name, folder, manifest))]
+        passed = all(row["passed"] for row in rows)
+        report = nothing_run(manifest) | {"passed": passed, "code": 0 if passed else 1, "rows": rows}
     return Verified(manifest, digest, report)
+
+
+def _judged(served: _Served) -> list[Report]:
+    """Return the rows of a served model, of which at least one proves something or failed.
+
+    Raises:
+        CheckFailed: nothing was compared.
+    """
+    rows = that_prove_something([*served.rows()])
+    if not rows:
+        raise CheckFailed(
+            f"Nothing that {served.name} answers was compared.",
+            why="The bundle has no samples of the model that it serves.",
+            fix="Make the bundle again, with samples.",
+        )
+    return rows
 
 
 def _names(manifest: Report, model: str | None) -> list[str]:
@@ -68,6 +86,7 @@ class _Served:
     """A model of the server, and the model of the bundle that it serves."""
 
     def __init__(self, server: Server, name: str, folder: Path, manifest: Report) -> None:
+        self.name = name
         self._server, self._name, self._folder, self._manifest = server, name, folder, manifest
         about = server.model(name)
         listed = about.get("inputs")
@@ -124,17 +143,25 @@ class _Served:
 
     def _directly(self, model: Report) -> Iterator[Report]:
         for sample, inputs, expected in self._samples(model):
+            if not expected:
+                yield self._row(model, sample, "", "") | NO_OUTPUTS
+                continue
             try:
                 actual = self._server.infer(self._name, inputs, list(expected))
             except Refused as refused:
-                yield self._row(sample, "", "") | {"passed": False, "why": str(refused)}
+                yield self._row(model, sample, "", "") | {"passed": False, "why": str(refused)}
                 continue
             yield from self._compared(model, sample, actual, expected)
 
     def _as_sequence(self, model: Report, step: StepFacts) -> Iterator[Report]:
         """Send the whole stream in order, and compare where there is a sample."""
         path = f"samples/{Path(model['path']).stem}.sequence.npz"
-        samples = {int(x[1][step.position_input][0]): x for x in self._samples(model)}
+        samples: dict[int, tuple[str, Arrays, Arrays]] = {}
+        for sample, inputs, expected in self._samples(model):
+            at = inputs.get(step.position_input, np.empty(0)).reshape(-1)
+            if not len(at):
+                raise CheckFailed(f"{sample} has no {step.position_input}.", fix="Make the bundle again.")
+            samples[int(at[0])] = sample, inputs, expected
         if path not in {entry["path"] for entry in self._manifest["files"]}:
             raise UsageError(
                 "The bundle has no sequence for this step file.",
@@ -150,14 +177,17 @@ class _Served:
         pieces = _pieces(first.shape[axis], step.chunk, samples, many=not shape or shape[axis] < 0)
         answers = [self._sent(stream, step, pieces, row) for row in (range(rows) if apart else (None,))]
         for position, (sample, _, expected) in samples.items():
-            wanted = {step.logits_output: expected[step.logits_output]}
+            wanted = {name: array for name, array in expected.items() if name == step.logits_output}
+            if not wanted:
+                yield self._row(model, sample, "", "") | NO_OUTPUTS
+                continue
             found = [answer.get(position, "no call of the bundle's sequence begins there") for answer in answers]
             refused = next((x for x in found if isinstance(x, str)), "")
             parts = [np.atleast_1d(x) for x in found if not isinstance(x, str)]
             if not refused and len({part.shape[1:] for part in parts}) > 1:
                 refused = "the answers to its rows have different shapes"
             if refused:
-                yield self._row(sample, step.logits_output, "") | {"passed": False, "why": refused}
+                yield self._row(model, sample, step.logits_output, "") | {"passed": False, "why": refused}
                 continue
             yield from self._compared(model, sample, {step.logits_output: np.concatenate(parts)}, wanted)
 
@@ -185,7 +215,7 @@ class _Served:
 
     def _compared(self, model: Report, sample: str, actual: Arrays, expected: Arrays) -> Iterator[Report]:
         for name, wanted in expected.items():
-            row = self._row(sample, name, str(wanted.dtype))
+            row = self._row(model, sample, name, str(wanted.dtype))
             if name not in actual:
                 yield row | {"passed": False, "why": "the model has no such output"}
                 continue
@@ -194,9 +224,10 @@ class _Served:
                 array = array.reshape(())
             yield row | compare(array, wanted, model["tolerance"])
 
-    def _row(self, sample: str, output: str, dtype: str) -> Report:
+    def _row(self, model: Report, sample: str, output: str, dtype: str) -> Report:
         computed = {"source": self._server.name, "sha256": "", "ops": []}
         where = {"model": self._name, "provider": self._server.url, "sample": sample}
+        where["tolerance"] = unusual_tolerance(model)
         return where | {"output": output, "dtype": dtype, "kernels": computed}
 
 

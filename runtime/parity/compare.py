@@ -19,7 +19,7 @@ from ...core.geometry import WindowGeometry
 from ...core.tolerance import Baseline, Tolerance, coarsest, tolerance_for
 from ..session import Arrays
 from .baseline import BaselineMeter, UntouchedModule, beside, table_alone
-from .comparison import Comparison, compare_arrays, largest_error
+from .comparison import Comparison, compare_arrays, largest_error, unproven_outputs
 from .golden import Golden, GoldenRunner, GoldenSample, check_type, kept_rows, key_mask
 from .inputs import InputSets
 from .report import ParityReport, ParityRequest, Reference, not_finite, overall
@@ -179,18 +179,22 @@ def golden_record(
     if meter is not None:
         tolerance = beside(tolerance, meter.result())
     outputs = overall(found, tolerance).values()
+    nothing, why = unproven_outputs(outputs, tolerance)
+    if not outputs:
+        return CheckRecord(name=GOLDEN_CHECK, status="not proven", detail=why)
     worst = max(outputs, key=lambda output: (not output.passed, output.severity(tolerance)))
     error = largest_error([worst])
     if not all(output.passed for output in outputs):
         where, _ = worst_of([part for part in found if part[1].name == worst.name], tolerance)
         detail = f"output {worst.name!r} of {where}: {error}, beyond {tolerance.describe()}"
         return CheckRecord(name=GOLDEN_CHECK, status="failed", detail=detail, figures=worst.figures())
-    short = golden.too_short(windows)
+    doubts = [reason for reason in (why, golden.too_short(windows)) if reason]
+    short = nothing or bool(golden.too_short(windows))
     detail = f"{error} against your model's own outputs ({tolerance.describe()}), {len(golden.samples)} sample(s)"
     return CheckRecord(
         name=GOLDEN_CHECK,
         status="not proven" if short else "passed",
-        detail=f"{detail}; {short}" if short else detail,
+        detail="; ".join([detail, *doubts]),
         figures=worst.figures(),
         baseline=tolerance.baseline,
     )

@@ -7,14 +7,14 @@ hold sums, so the comparisons of several sets of inputs can be merged: a file is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.closeness import Figures, Frontier, excess, extend_frontier, measure
+from ...core.closeness import Figures, Frontier, excess, extend_frontier, measure, proves_nothing
 from ...core.documents.error_spread import ErrorSpread
 from ...core.errors import CheckFailed
 from ...core.tensors import format_shape
@@ -78,6 +78,12 @@ class Comparison(Figures):
             and self.relative_rms <= BASELINE_FACTOR * baseline.relative_rms
             and self.relative_max <= LARGEST_FACTOR * baseline.relative_max
         )
+
+    def nothing_proven(self, tolerance: Tolerance) -> str:
+        """Return why the comparison proves nothing even where it meets this tolerance; "" where it proves something."""
+        bounds = [bound for bound in (tolerance.cosine, tolerance.agreement) if bound is not None]
+        bounds += [] if tolerance.relative_rms is None else [1 - tolerance.relative_rms]  # that of zeros is 1
+        return proves_nothing(self, tolerance.atol, tolerance.rtol, max(bounds, default=None))
 
     def excess(self, tolerance: Tolerance) -> float:
         """Return the largest `|a - e| - (atol + rtol·|e|)`; above 0 that part of the tolerance is exceeded."""
@@ -172,6 +178,27 @@ def largest_error(comparisons: Sequence[Comparison]) -> str:
     return text + (f", {expected} NaN or Inf expected" if expected else "")
 
 
+def unproven_outputs(outputs: Iterable[Comparison], tolerance: Tolerance) -> tuple[bool, str]:
+    """Say which outputs a comparison proves nothing about, although they are within the tolerance.
+
+    Args:
+        outputs: one comparison for each output, over all sets of inputs.
+        tolerance: the criterion.
+
+    Returns:
+        Whether nothing is proven about any output, and the sentence that says so; "" where all outputs are proven.
+    """
+    given = list(outputs)
+    if not given:
+        return True, "the model has no outputs, so nothing was compared"
+    found = {output.name: why for output in given if (why := output.nothing_proven(tolerance))}
+    if not found:
+        return False, ""
+    listed = "; ".join(f"{name!r}: {why}" for name, why in list(found.items())[:3])
+    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    return len(found) == len(given), f"nothing is proven about output {listed}{more}"
+
+
 def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Comparison:
     """Merge the comparisons of one output on several sets of inputs into one, with this tolerance.
 
@@ -191,6 +218,8 @@ def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Compariso
         tolerance=tolerance,
         max_abs=max(part.max_abs for part in comparisons),
         max_rel=max(part.max_rel for part in comparisons),
+        expected_low=min(part.expected_low for part in comparisons),
+        expected_high=max(part.expected_high for part in comparisons),
         frontier=frontier,
         spread=None,
         distribution=sum(parts[1:], parts[0]) if parts else None,

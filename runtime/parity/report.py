@@ -21,7 +21,7 @@ from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.arrays import save_arrays
 from ..session import check_file
 from .baseline import both_errors
-from .comparison import Comparison, largest_error, merged
+from .comparison import Comparison, largest_error, merged, unproven_outputs
 
 Arrays = dict[str, NDArray[Any]]
 # Comparisons, each with the name of its inputs.
@@ -179,11 +179,11 @@ class ParityReport(Report):
         found = self.overall().values()
         worst = max(found, key=lambda comparison: comparison.severity(self.tolerance))
         passed = all(comparison.passed for comparison in found)
+        nothing, why = unproven_outputs(found, self.tolerance)
         detail = f"{largest_error([worst])} against {self.against} ({self.tolerance.describe()})"
-        record = CheckRecord(
-            name=PARITY, status="passed" if passed else "failed", detail=detail, figures=worst.figures()
-        )
-        return [*golden, record]
+        detail += f"; {why}" if passed and why else ""
+        status = "failed" if not passed else "not proven" if nothing else "passed"
+        return [*golden, CheckRecord(name=PARITY, status=status, detail=detail, figures=worst.figures())]
 
     def headline(self) -> str:
         """Return the result as one line: equal, or not equal."""
@@ -194,7 +194,9 @@ class ParityReport(Report):
         """What these comparisons do not prove, or the likely cause where golden outputs differ."""
         if self.golden is not None and self.golden.status == "failed":
             return [f"golden outputs differ. {likely(self.unproven)}"]
-        return not_proven(self.unproven, str(self.model))
+        _, why = unproven_outputs(self.overall().values(), self.tolerance)
+        doubts = [f"{self.model}: {why}"] if why and self.passed else []
+        return [*doubts, *not_proven(self.unproven, str(self.model))]
 
     def take(self, name: str, inputs: Arrays, outputs: Arrays, comparisons: Sequence[Comparison]) -> None:
         """Add the result of one set of inputs; the file's inputs and outputs are kept if it is the worst so far."""
@@ -240,6 +242,8 @@ class ParityReport(Report):
             "against": str(self.against),
             "reference": asdict(self.reference),
             "passed": self.passed,
+            "outcomes": self.outcomes,
+            "checks": [check.model_dump(mode="json") for check in self.checks],
             "dtype": self.dtype,
             "provider": self.provider,
             "plugin": self.plugin,

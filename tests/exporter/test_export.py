@@ -19,7 +19,7 @@ from localattn.core.tolerance import Tolerance
 from localattn.exporter.artifact import publish
 from localattn.exporter.checks.parity import check_parity
 from localattn.exporter.checks.quadratic_memory import Taken, check_quadratic_memory
-from localattn.exporter.checks.sweep import dynamic_node_checks
+from localattn.exporter.checks.sweep import check_dynamic_memory
 from localattn.exporter.checks.window import check_window
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.lowering import attention_function, functions, trace
@@ -249,13 +249,11 @@ def test_the_memory_check_finds_a_square_tensor(tiny: Path) -> None:
     assert "mask" in found.detail
 
 
-@pytest.mark.parametrize(("allowed", "status"), [(False, "failed"), (True, "skipped")])
-def test_a_square_tensor_of_dynamic_sizes_can_be_allowed(tiny: Path, allowed: bool, status: str) -> None:
+def test_a_square_tensor_of_dynamic_sizes_is_found(tiny: Path) -> None:
     written = Written(tiny)
     square = onnx.helper.make_tensor_value_info("square", onnx.TensorProto.FLOAT, ["seq", "seq"])
     written.proto.graph.value_info.append(square)
-    records = dynamic_node_checks(written.proto, written.source, ("seq",), allow_quadratic=allowed)
-    assert statuses(records)["linear memory"] == status
+    assert check_dynamic_memory(written.proto, written.source, ("seq",)).status == "failed"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Pages can be scanned: short paragraphs, narrow cells, one wrap width."""
+"""Pages have one wrap width."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ PAGES = sorted(
     if (name := path.relative_to(ROOT).as_posix()) not in UNCHECKED and "node_modules" not in name
 )
 WIDTH = 100
-CELL_WORDS = 12
-# Four lines, with a little room.
-PARAGRAPH = 440
 # Tables that programs write stand between such comments.
 GENERATED = re.compile(
     r"<!-- (?:table\.py \w+: begin|matrix) -->.*?<!-- (?:table\.py \w+: end|end of matrix) -->", re.S
 )
-LINK = re.compile(r"\]\([^)]*\)")
 
 
 def prose(page: str) -> Iterator[tuple[int, str]]:
@@ -39,33 +35,8 @@ def prose(page: str) -> Iterator[tuple[int, str]]:
         yield number, "" if fenced or line.lstrip().startswith(("```", "<")) else line
 
 
-def paragraphs(page: str) -> Iterator[tuple[int, str]]:
-    """Paragraphs and items of lists, with the number of their first line."""
-    first, gathered = 0, ""
-    for number, line in [*prose(page), (0, "")]:
-        begins = re.match(r"\s*([-*]|\d+\.) ", line) is not None
-        apart = not line.strip() or line.startswith(("#", "|"))
-        if gathered and (apart or begins):
-            yield first, gathered
-            gathered = ""
-        if not apart:
-            first = first if gathered else number
-            gathered = f"{gathered} {line.strip()}".strip()
-
-
 def test_pages_are_found() -> None:
     assert {"README.md", "CONTRIBUTING.md", "docs/design.md", "examples/browser/README.md"} <= set(PAGES)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_paragraphs_are_short(page: str) -> None:
-    assert [number for number, text in paragraphs(page) if len(LINK.sub("]", text)) > PARAGRAPH] == []
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_cells_hold_a_dozen_words(page: str) -> None:
-    rows = [(number, re.split(r"(?<!\\)\|", line)[1:-1]) for number, line in prose(page) if line.startswith("|")]
-    assert [number for number, cells in rows if any(len(cell.split()) > CELL_WORDS for cell in cells)] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -98,7 +98,7 @@ def _zeta_classes() -> dict[str, type[nn.Module]]:
     try:
         distribution = importlib.metadata.distribution("zetascale")
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip("zetascale is the reference of this test: pip install --no-deps zetascale")
+        pytest.skip("zetascale is the reference of this test: `python -m tests` adds it")
 
     def path_of(module: str) -> Path:
         return Path(str(distribution.locate_file(module.replace(".", "/") + ".py")))

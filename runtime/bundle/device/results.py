@@ -15,6 +15,38 @@ SUMMED_IN_FP16 = (
 )
 
 
+# Tolerances of `core/tolerance.py` by element type of a model; others are shown.
+USUAL = {
+    "float32": {"atol": 1e-4, "rtol": 1e-4, "cosine": None},
+    "float16": {"atol": 1e-2, "rtol": 1e-2, "cosine": 0.999},
+    "bfloat16": {"atol": 5e-2, "rtol": 2e-2, "cosine": 0.999},
+}
+# What a row says of a sample without expected outputs.
+NO_OUTPUTS = {
+    "output": "",
+    "dtype": "",
+    "passed": False,
+    "why": "the sample has no expected outputs, so nothing was compared",
+}
+
+
+def unusual_tolerance(model: Report) -> str:
+    """Describe a model's tolerance where it is not the usual one of its element type; "" where it is."""
+    bounds, types = model["tolerance"], {spec["dtype"] for spec in (*model["inputs"], *model["outputs"])}
+    usual = USUAL[next((name for name in ("bfloat16", "float16") if name in types), "float32")]
+    if all(bounds[name] == value for name, value in usual.items()):
+        return ""
+    text = f"atol {bounds['atol']:g} + rtol {bounds['rtol']:g}"
+    return text if bounds["cosine"] is None else f"{text}, cosine at least {bounds['cosine']:g}"
+
+
+def that_prove_something(rows: list[Report]) -> list[Report]:
+    """Return a model's rows; where no row proves anything, as rows that failed for this reason."""
+    if not all(row["passed"] and row["proves_nothing"] for row in rows):
+        return rows
+    return [row | {"passed": False, "why": f"this proves nothing: {row['proves_nothing']}"} for row in rows]
+
+
 def verdict(figures: Any, passed: bool, tolerance: Report) -> Report:
     """Return the result of a comparison as part of a row."""
     lost = figures.not_finite + figures.expected_not_finite
@@ -51,16 +83,22 @@ def report_lines(report: Report) -> list[str]:
         place = f"{model} on {provider}, {sample}"
         for row in (row for row in rows if not row["passed"]):
             figures = f"max error {row['max_abs']:.2e}, " if "max_abs" in row else ""
-            lines.append(f"FAIL {place}, {row['output']}: {figures}{row['why']}")
+            output = f", {row['output']}" if row["output"] else ""
+            shown_tolerance = f" (tolerance {row['tolerance']})" if row.get("tolerance") else ""
+            lines.append(f"FAIL {place}{output}: {figures}{row['why']}{shown_tolerance}")
+        unusual = f", within {rows[0]['tolerance']}" if rows[0].get("tolerance") else ""
         if all(row["passed"] for row in rows):
             worst = max(row["max_abs"] for row in rows)
-            lines.append(f"ok   {place}: {len(rows)} output(s), max error {worst:.2e}, {_computed_by(rows[0])}")
+            figures = f"{len(rows)} output(s), max error {worst:.2e}{unusual}"
+            lines.append(f"ok   {place}: {figures}, {_computed_by(rows[0])}")
     if any(_summed_in_fp16(row) for row in report["rows"] if not row["passed"]):
         lines.append(SUMMED_IN_FP16)
     lines += [f"not run: {entry['model']}: {entry['why']}" for entry in report["not_run"]]
     lines += [f"not run: {library}. {ONLY_IF_TOLD}" for library in report.get("libraries_not_run", ())]
     if not report["rows"] and not report["not_run"]:
         lines.append("The files are intact. The bundle has no samples, so nothing was run.")
+    elif report.get("no_samples"):
+        lines += [f"not run: {model}: the bundle has no samples of it" for model in report["no_samples"]]
     return [shown(line) for line in lines]
 
 

@@ -269,9 +269,10 @@ def compare(actual: Any, expected: Any, tolerance: Report) -> Report:
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape or not expected.size:
         return {"passed": False, "why": f"shape {list(actual.shape)}, expected {list(expected.shape)}"}
-    atol, rtol = tolerance["atol"], tolerance["rtol"]
+    atol, rtol, cosine = tolerance["atol"], tolerance["rtol"], tolerance["cosine"]
     figures = closeness.measure(actual, expected, atol, rtol)
-    return results.verdict(figures, closeness.accepts(figures, atol, rtol, tolerance["cosine"]), tolerance)
+    found = results.verdict(figures, closeness.accepts(figures, atol, rtol, cosine), tolerance)
+    return found | {"proves_nothing": closeness.proves_nothing(figures, atol, rtol, cosine)}
 
 
 def run_model(
@@ -305,16 +306,19 @@ def run_model(
             raise
         except Exception as error:
             raise Fault(ALTERED, f"{path.name} did not run on {sample['inputs']}.", _one_line(error)) from error
+        place = {"model": model["path"], "provider": where, "sample": sample["inputs"]}
+        place["tolerance"] = results.unusual_tolerance(model)
+        if not expected:
+            rows.append(place | results.NO_OUTPUTS)
         for name, wanted in expected.items():
-            row = {"model": model["path"], "provider": where, "sample": sample["inputs"], "output": name}
-            row["dtype"] = str(wanted.dtype)
+            row = place | {"output": name, "dtype": str(wanted.dtype)}
             found = {"passed": False, "why": "the model has no such output"}
             if name in actual:
                 found = compare(actual[name], wanted, model["tolerance"])
             rows.append(row | found)
     source = library.get("source") or ("ONNX functions" if model["kind"] == "onnx" else "engine")
     computed = {"source": source, "sha256": library.get("sha256", ""), "ops": library.get("ops") or ran()}
-    return [row | {"kernels": computed} for row in rows]
+    return results.that_prove_something([row | {"kernels": computed} for row in rows])
 
 
 def run_bundle(
@@ -332,7 +336,7 @@ def run_bundle(
 
     Returns:
         `code` (an exit code), `rows` (one a sample and output), `not_run` (what could not run here, and why),
-        `libraries_not_run` (the libraries that were not loaded).
+        `libraries_not_run` (the libraries that were not loaded), `no_samples` (models without samples to run).
     """
     wanted = [model for model in manifest["models"] if only in (None, model["path"], Path(model["path"]).name)]
     if only is not None and not wanted:
@@ -365,13 +369,21 @@ def run_bundle(
     codes = {entry["code"] for entry in not_run if not (an_engine_ran and _for_other_gpu(entry))}
     failed = ALTERED in codes or not all(row["passed"] for row in rows)
     code = ALTERED if failed else MISSING if MISSING in codes else 0
-    found = {"code": code, "rows": rows, "not_run": not_run, "libraries_not_run": sorted(set(left_alone))}
+    have_samples = {sample["model"] for sample in manifest["samples"]}
+    found: Report = {
+        "passed": code == 0,
+        "code": code,
+        "rows": rows,
+        "not_run": not_run,
+        "libraries_not_run": sorted(set(left_alone)),
+    }
+    found["no_samples"] = [model["path"] for model in wanted if model["samples_of"] not in have_samples]
     return nothing_run(manifest) | found
 
 
 def nothing_run(manifest: Report) -> Report:
     """Return the report on intact files of which none was run."""
-    return {"code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
+    return {"passed": True, "code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
 
 
 def _not_run(path: str, kind: str, fault: Fault) -> Report:

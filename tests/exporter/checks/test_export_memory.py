@@ -19,6 +19,8 @@ from localattn.exporter.artifact.serialize import message, write_model
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.lowering import functions, trace
 from localattn.exporter.models.parts import float64
+from localattn.onnx_graph import without_weights
+from localattn.onnx_graph.without_weights import read_message
 from localattn.runtime.ort.session import open_file
 
 from ...conftest import TINY, save_upstream
@@ -39,7 +41,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ir.Model:
 
 @pytest.fixture(autouse=True)
 def even_small_weights_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serialize, "_LARGE", 64)
+    monkeypatch.setattr(serialize, "LARGE", 64)
+    monkeypatch.setattr(without_weights, "LARGE", 64)
 
 
 def test_streamed_file_is_the_message_of_onnx_ir(model: ir.Model, tmp_path: Path) -> None:
@@ -210,9 +213,9 @@ def test_peak_memory_of_an_export_is_few_times_its_weights(tmp_path: Path) -> No
 def test_written_file_without_weights(model: ir.Model, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     write_model(model, path)
-    assert serialize.read_message(path).graph.node == onnx.load(path).graph.node
-    assert serialize.read_message(path).functions == onnx.load(path).functions
-    assert {t.name: list(t.dims) for t in serialize.read_message(path).graph.initializer} == {
+    assert read_message(path).graph.node == onnx.load(path).graph.node
+    assert read_message(path).functions == onnx.load(path).functions
+    assert {t.name: list(t.dims) for t in read_message(path).graph.initializer} == {
         t.name: list(t.dims) for t in onnx.load(path).graph.initializer
     }
-    assert max(len(t.raw_data) for t in serialize.read_message(path).graph.initializer) < 64
+    assert max(len(t.raw_data) for t in read_message(path).graph.initializer) < 64

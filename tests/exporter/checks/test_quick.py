@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,26 @@ def test_a_fault_is_found_as_ever(tiny: Path, localattn: Command) -> None:
     assert ended.code == 1 and "parity" in ended.err and not tiny.with_name("m.onnx").exists()
 
 
-def test_step_files_have_nothing_to_leave_out(tiny: Path, localattn: Command) -> None:
-    ended = localattn("export", tiny, "--mode", "step", "--checks", "quick")
-    assert ended.code == 2 and "--checks" in ended.err
+def test_step_files_compare_fewer_positions(tiny: Path, localattn: Command) -> None:
+    found = {}
+    for checks in ("all", "quick"):
+        model = tiny.with_name(f"{checks}.onnx")
+        ended = localattn("export", tiny, "--mode", "step", "-o", model, "--checks", checks)
+        assert ended.code == 0, ended.err
+        parity = written(model)["parity"]
+        assert parity.status == "passed" and "beyond the ring" in parity.detail
+        found[checks] = int(re.search(r"(\d+) positions", parity.detail)[1])  # type: ignore[index]
+    assert found["quick"] < found["all"]
+
+
+def test_conversions_compare_one_set_of_inputs(tiny: Path, localattn: Command) -> None:
+    model = tiny.with_name("m.onnx")
+    assert localattn("export", tiny, "-o", model, "--checks", "quick").code == 0
+    found = {}
+    for checks in ("all", "quick"):
+        plain = tiny.with_name(f"{checks}.onnx")
+        ended = localattn("convert", model, "-o", plain, "--standard-ops", "--checks", checks, "--format", "json")
+        assert ended.code == 0, ended.err
+        found[checks] = {check["name"]: check["detail"] for check in json.loads(ended.out)["files"][0]["checks"]}
+    assert "3 comparison" in found["all"]["same as its source"]
+    assert "1 comparison" in found["quick"]["same as its source"]

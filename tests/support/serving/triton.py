@@ -55,7 +55,7 @@ def _packages() -> Path:
     """The folder of nvidia-pytriton; skips the test where the server is not installed or does not run here."""
     spec = find_spec("pytriton")
     if spec is None or spec.origin is None:
-        pytest.skip("needs a Triton server: pip install --no-deps nvidia-pytriton")
+        pytest.skip("needs a Triton server: `python -m tests` adds nvidia-pytriton")
     site = Path(spec.origin).parents[1]
     if not (site / "pytriton/tritonserver/bin/tritonserver").exists():
         pytest.skip("this nvidia-pytriton carries no server")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...core.storage.file_kinds import ONNX
-from ..parts.console import bytes_text, print_checks, print_json, progress, say
-from ..parts.options import FormatOption
-from ..parts.paths import INPUT, ForceOption, OutputPath
+from ..core.storage.file_kinds import ONNX
+from .parts.console import bytes_text, print_checks, print_json, progress, say
+from .parts.options import ChecksOption, FormatOption
+from .parts.paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
-    from ...exporter.convert import Converted
+    from ..exporter.convert import Converted
 
 
 def convert(
@@ -24,6 +24,7 @@ def convert(
     standard_ops: Annotated[
         bool, typer.Option("--standard-ops", help="To standard operators alone, no functions.")
     ] = False,
+    checks: ChecksOption = "all",
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:
@@ -35,9 +36,9 @@ def convert(
     if not standard_ops:
         raise typer.BadParameter("say what to convert to: --standard-ops", param_hint="--standard-ops")
     with progress() as step:
-        from ...exporter.convert import to_standard_ops
+        from ..exporter.convert import to_standard_ops
 
-        written = to_standard_ops(model, output, overwrite=force, progress=step)
+        written = to_standard_ops(model, output, overwrite=force, quick=checks == "quick", progress=step)
     if output_format == "json":
         print_json({"model": str(output), "files": [_document(x) for x in written]})
         return

@@ -1,0 +1,102 @@
+"""A written file as its checks see it, before it is published.
+
+Each kind of export (`checkpoint`, `steps`, `module`, `convert`) has one subclass beside its pipeline, which says how
+that kind answers the checks that depend on the model's origin.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import onnx
+
+from ...core.documents.sidecar import CheckRecord
+from ...onnx_graph.without_weights import read_message
+from ...runtime.session import Session
+from .options import CheckOptions
+
+Kind = Literal["checkpoint", "steps", "module", "convert"]
+
+
+class CheckedFile(ABC):
+    """A written file in its temporary folder.
+
+    Args:
+        path: the file, with its external data beside it.
+        options: how it is checked.
+        progress: called with the name of each check as it begins.
+        nodes: the model before its attention nodes were rewritten in standard operators, without its large weights;
+            None where the file still has these nodes.
+
+    Attributes:
+        kind: what kind of export wrote the file.
+        session: the file in onnxruntime on the CPU, once the check "onnxruntime loads" has opened it.
+    """
+
+    kind: ClassVar[Kind]
+    session: Session
+
+    def __init__(
+        self, path: Path, options: CheckOptions, progress: Callable[[str], None], nodes: onnx.ModelProto | None = None
+    ) -> None:
+        self.path, self.options, self.progress = path, options, progress
+        self._nodes = nodes
+
+    @cached_property
+    def model(self) -> onnx.ModelProto:
+        """The file's model, without the bytes of its large weights."""
+        return read_message(self.path)
+
+    @property
+    def nodes(self) -> onnx.ModelProto:
+        """The model with its attention nodes, without the bytes of its large weights."""
+        return self._nodes or self.model
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether the file has standard operators where `nodes` has attention nodes."""
+        return self._nodes is not None
+
+
+class ExportedFile(CheckedFile):
+    """A file that was made from a model in PyTorch, which it is compared with."""
+
+    @abstractmethod
+    def golden_outputs(self) -> CheckRecord | None:
+        """Compare with what the user's own model computed; None where nothing was recorded."""
+
+    @abstractmethod
+    def parity(self) -> CheckRecord:
+        """Compare with the reference."""
+
+    @abstractmethod
+    def integers(self) -> CheckRecord:
+        """Bound the integers of the file."""
+
+
+class SequenceFile(ExportedFile):
+    """A file that takes whole sequences."""
+
+    @abstractmethod
+    def rows(self) -> CheckRecord | None:
+        """Try whether the rows of a batch are independent; None where the batch is fixed."""
+
+    @abstractmethod
+    def window(self) -> CheckRecord:
+        """Check the window of every attention node, and of the model where it is known."""
+
+    @abstractmethod
+    def memory(self) -> CheckRecord:
+        """Look for tensors that grow with the square of the sequence length."""
+
+
+class ConvertedFile(CheckedFile):
+    """A file that was made from another ONNX file."""
+
+    @abstractmethod
+    def same(self) -> CheckRecord:
+        """Compare with the file that it was made from."""
