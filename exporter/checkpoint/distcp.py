@@ -73,15 +73,16 @@ def read_distcp(folder: Path) -> tuple[dict[str, Any], list[Path], list[str]]:
 
 def _fill(folder: Path, metadata: Any, tensors: dict[str, torch.Tensor]) -> None:
     """Fill tensors with what the folder holds of them, by torch's reader."""
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
-    class Reader(checkpoint.FileSystemReader):
+    class Reader(FileSystemReader):
         def read_metadata(self, *_: Any, **__: Any) -> Any:
             return metadata
 
     try:
         with _quiet():
-            checkpoint.load(tensors, storage_reader=Reader(folder), no_dist=True)
+            load(tensors, storage_reader=Reader(folder), no_dist=True)
     except Exception as error:  # the files control what is read
         text = first_line(error.__cause__ or error, 200)
         raise _broken(folder, text) from error

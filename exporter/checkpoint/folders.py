@@ -144,7 +144,7 @@ def _check_there(shards: list[Path], folder: Path) -> None:
 def _merged(shards: list[Path], read_file: ReadFile) -> Contents:
     """Read shards into one table."""
     table: dict[Any, Any] = {}
-    notes, tied = [f"read from {len(shards)} shard(s)"], {}
+    notes, tied = [f"read from {len(shards)} shard(s)"], dict[str, str]()
     for shard in shards:
         loaded, left_out = read_file(shard, notes)
         if not isinstance(loaded, Mapping):

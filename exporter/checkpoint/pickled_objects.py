@@ -65,13 +65,13 @@ def object_error(path: Path, name: str) -> UsageError:
 def _first_class(path: Path) -> str | None:
     """Return the class, as "module name", of the object that a file is; None if it is a table or cannot be told."""
     with suppress(Exception):  # whatever the file holds, another message is given then
-        with path.open("rb") as stream:
-            start = stream.read(_START)
+        with path.open("rb") as file:
+            start = file.read(_START)
         if start.startswith(b"PK"):
             with zipfile.ZipFile(path) as archive:
                 member = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-                with archive.open(member) as stream:
-                    start = stream.read(_START)
+                with archive.open(member) as inside:
+                    start = inside.read(_START)
             return _of_pickle(io.BytesIO(start))
         stream = io.BytesIO(start)
         for _ in range(3):  # torch's older format: a magic number, its version, and facts of the system come first

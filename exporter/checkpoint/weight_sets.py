@@ -69,7 +69,8 @@ def told(others: Sequence[WeightSet], path: Path, entry: str, *, asked: bool) ->
         entry: the entry that is read.
         asked: whether it was asked for.
     """
-    notes, warnings = [], []
+    notes: list[str] = []
+    warnings: list[str] = []
     rivals = [other for other in others if other.same_model and not other.equal]
     if rivals:
         read = f"those of '{entry}' are read" if entry else "those without a prefix are read"

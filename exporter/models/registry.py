@@ -75,7 +75,7 @@ def detect_family(shapes: TensorShapes) -> tuple[Family, StateDictForm]:
 
 def _parts(shapes: TensorShapes, forms: Sequence[StateDictForm]) -> list[str]:
     """List the prefixes of names below which a supported model's weights lie, the shortest first."""
-    found = []
+    found: list[str] = []
     prefixes = {name[:place] for name in shapes for place, letter in enumerate(name) if letter == "."}
     for prefix in sorted(prefixes, key=lambda x: (x.count("."), x))[:500]:
         if any(prefix.startswith(f"{outer}.") for outer in found):
