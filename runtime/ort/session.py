@@ -43,6 +43,9 @@ _NO_KERNEL = ("Could not find an implementation", "'tensor(bfloat16)' of input p
 
 EMULATED = "bf16 products emulated in fp32 by this provider: the numbers are those of bf16, the time is not"
 
+# Characters of a reason that are shown: onnxruntime says what it reads at the end of a long one.
+_LONGEST_REASON = 800
+
 # Advice for a node that a compiled kernel refuses.
 REFUSED = "Export the model again; localattn does not write such a node."
 
@@ -393,4 +396,4 @@ def one_line(error: Exception) -> str:
     for wrapping in _WRAPPING:
         text = wrapping.sub("", text)
     text = " ".join(text.split())
-    return text if len(text) <= 300 else text[:299] + "…"
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

@@ -387,7 +387,7 @@ def nothing_run(manifest: Report) -> Report:
 
 
 def _not_run(path: str, kind: str, fault: Fault) -> Report:
-    reason = " ".join(line for line in (fault.what, fault.why) if line)
+    reason = " ".join(line for line in (fault.what, fault.why, fault.fix) if line)
     return {"model": path, "kind": kind, "code": fault.code, "why": reason}
 
 
