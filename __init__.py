@@ -13,12 +13,31 @@ Importing this package imports nothing heavy; each name imports what it needs.
 
 from __future__ import annotations
 
-import logging
-from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import os
+import sys
 
-from .core.storage.fingerprints import register_fingerprint
+
+def _forget_working_folder() -> None:
+    """Remove the working folder from `sys.path` where `python -m localattn` has put it first.
+
+    Modules of a stranger's folder must not be imported in place of Python's own. Python says `-m` as the program's name
+    until it has found the module. Whatever it imported before this package came from that folder already.
+    """
+    given = sys.orig_argv[1:]
+    named = [after for option, after in zip(given, given[1:], strict=False) if option == "-m"]  # noqa: RUF007
+    asked = sys.argv[:1] == ["-m"] and named[:1] and named[0].partition(".")[0] == __name__
+    if asked and not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
+        del sys.path[0]
+
+
+_forget_working_folder()
+
+import logging  # noqa: E402
+from functools import partial  # noqa: E402
+from importlib import import_module  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+from .core.storage.fingerprints import register_fingerprint  # noqa: E402
 
 if TYPE_CHECKING:
     from .commands.api.building import build

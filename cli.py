@@ -25,18 +25,31 @@ if not __package__:  # `python cli.py` in a source tree: make the tree the packa
 import inspect
 import re
 import signal
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from .commands.api.packages import missing_package
 from .commands.parts import completion, streams
-from .commands.parts.console import first_line, print_error, print_fault, show_log, with_messages
+from .commands.parts.console import (
+    Stopped,
+    Verbosity,
+    first_line,
+    print_error,
+    print_fault,
+    print_stopped,
+    show_log,
+    show_warning,
+    with_messages,
+)
 from .commands.parts.paths import checked
 from .commands.parts.terminal.help import Command, Group
+from .commands.supervisor import supervise
+from .core import at_work
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 from .core.machine import process
 
@@ -99,14 +112,24 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line and exit with its exit code."""
+    """Run the command line and exit with its exit code; the work is done in a process of its own where that can be."""
+    if supervise.possible(sys.argv[1:]) and supervise.supervise():
+        supervise.run_and_end(in_this_process)
+    in_this_process()
+
+
+def in_this_process() -> NoReturn:
+    """Run the command line here and exit with its exit code."""
+    at_work.begin()
     streams.prepare()
     completion.prepare(sys.argv)
     process.owned = True
     process.without_telemetry()
     show_log()
     try:
-        code = _run()
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning  # type: ignore[assignment]
+            code = _run()
         sys.stdout.flush()
     except streams.OutputLost as error:
         print_error(error)
@@ -115,6 +138,7 @@ def main() -> None:
     except streams.ReaderGone:
         streams.discard_output()
         code = ExitCode.OK
+    at_work.ends_with(code)
     sys.exit(code)
 
 
@@ -129,6 +153,9 @@ def _run() -> int:
     try:
         with _unwinding():
             command_line(asked if set(asked) & set(COMMANDS) else COMMANDS)()
+    except (KeyboardInterrupt, Stopped) as ended:
+        print_stopped(at_work.written())
+        return ended.code if isinstance(ended, Stopped) else 128 + signal.SIGINT
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except (streams.OutputLost, streams.ReaderGone):
@@ -145,29 +172,37 @@ def _run() -> int:
 
 @contextmanager
 def _unwinding() -> Iterator[None]:
-    """Let a request to end (SIGTERM or SIGHUP) clean up like an error, with exit code 128 + its number."""
+    """Let a request to end (Ctrl-C, SIGTERM, SIGHUP) clean up like an error, with exit code 128 + its number."""
 
     def leave(number: int, _: object) -> None:
         for other in caught:
             signal.signal(other, signal.SIG_IGN)  # what has begun to clean up finishes
-        raise SystemExit(128 + number)
+        if number == signal.SIGINT and Verbosity.running:
+            raise KeyboardInterrupt  # which a command may answer
+        raise Stopped(128 + number)
 
-    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     # A signal that is ignored (nohup) stays ignored.
-    caught = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
+    before = {number: signal.getsignal(number) for number in known}
+    caught = [n for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
     for number in caught:
         signal.signal(number, leave)
     try:
+        supervise.release_signals()
         yield
     finally:
         for number in caught:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, before[number])
 
 
 def _known(error: Exception) -> LocalAttnError | None:
     """Return the error to show for an exception that ended a command; None for an unexpected one."""
     if isinstance(error, LocalAttnError):
-        return error
+        cause = error.__cause__
+        if cause is None or error.exit_code == ExitCode.MISSING or not _NO_MEMORY.search(str(cause)):
+            return error
+        fix = "Check that the sizes are what they should be; else free memory, or use a machine with more."
+        return MissingDependency(error.what, why=f"There is not enough memory. {error.why}", fix=fix)
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error)
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):

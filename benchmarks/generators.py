@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localattn.runtime.generation.sampling import Sampler, Sampling
+from localattn.runtime.generation.sampler import Sampler
+from localattn.runtime.generation.sampling import Sampling
 
 THREADS = 2
 # Upstream keeps the likeliest tenth of the vocabulary; all do the same here.

@@ -105,7 +105,8 @@ def build(
         report = build_engine(**options, overwrite=force, progress=step)
     if output_format == "json":
         facts = report.facts.model_dump(mode="json", by_alias=True)
-        print_json({"engine": str(report.path), "notes": report.notes, **facts})
+        verdict = {"passed": report.passed, "outcomes": report.outcomes}
+        print_json({"engine": str(report.path), **verdict, "notes": report.notes, **facts})
         return
     print_notes(report.notes)
     _print_report(report)

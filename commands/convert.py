@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.documents.report import count_outcomes
 from ..core.storage.file_kinds import ONNX
 from .parts.console import bytes_text, print_checks, print_json, progress, say
 from .parts.options import ChecksOption, FormatOption
@@ -40,7 +41,8 @@ def convert(
 
         written = to_standard_ops(model, output, overwrite=force, quick=checks == "quick", progress=step)
     if output_format == "json":
-        print_json({"model": str(output), "files": [_document(x) for x in written]})
+        passed = all(x.passed for x in written)
+        print_json({"model": str(output), "passed": passed, "files": [_document(x) for x in written]})
         return
     for x in written:
         say(f"{x.path}  standard operators, {bytes_text(x.path.stat().st_size)}")
@@ -49,4 +51,6 @@ def convert(
 
 def _document(written: Converted) -> dict[str, object]:
     facts = {} if written.sidecar is None else written.sidecar.to_dict()
-    return {"model": str(written.path), **facts, "checks": [check.model_dump(mode="json") for check in written.checks]}
+    checks = [check.model_dump(mode="json") for check in written.checks]
+    verdict = {"passed": written.passed, "outcomes": count_outcomes(check["status"] for check in checks)}
+    return {"model": str(written.path), **verdict, **facts, "checks": checks}

@@ -11,7 +11,7 @@ import typer
 
 from ..core.storage.file_kinds import FOLDER
 from .export import Dtype
-from .parts.console import bytes_text, print_checks, print_json, progress, say, styled, suggest
+from .parts.console import bytes_text, print_checks, print_json, progress, say, say_text, suggest
 from .parts.options import FormatOption, finite, seed_option
 from .parts.paths import ForceOption, OutputPath
 from .parts.plugins.kernels_in_use import has_nodes, say_kernels
@@ -63,10 +63,11 @@ def demo(
         f"Held-out text: {result.bits_per_byte:.4f} bits per byte from the file over {result.rows} rows; "
         f"{result.stated:.4f} over 64 when it was trained in PyTorch."
     )
-    say("It goes on from your prompt, byte by byte, in onnxruntime:\n")
-    say(styled(prompt, bold=True), end="")
+    say("It goes on from your prompt, byte by byte, in onnxruntime:")
+    say("")
+    say_text(prompt, bold=True)
     for piece in codecs.iterdecode((bytes([byte]) for byte in text), "utf-8", "replace"):
-        say(piece, end="")
-    say("\n")
+        say_text(piece)
+    say_text("\n\n")
     say_kernels(lambda: has_nodes(model), result.session, "auto")
     suggest("localattn", "inspect", model)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
-from .parts.console import print_json, progress, say, styled, suggest
+from .parts.console import print_json, progress, say, say_outcome, say_page, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ def doctor(
     if output_format == "json":
         print_json(as_dict(findings, verdicts))
     elif output_format == "md":
-        say(as_markdown(findings, verdicts))
+        say_page(as_markdown(findings, verdicts))
     else:
         _print(findings, verdicts)
     _insist(wanted, verdicts)
@@ -229,19 +229,19 @@ def _print(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> None:
     for area, title in _AREAS.items():
         say(f"{title}:")
         for finding in (finding for finding in findings if finding.area == area):
-            sign = styled(SIGNS[finding.status], fg=_COLOURS[finding.status])
             word = "" if finding.works else f"{finding.status.upper()}: "
             said = "  ".join(part for part in (finding.version, finding.detail) if part)
-            say(f"  {sign} {finding.title:<{width}}  {word}{said}".rstrip())
+            line = f"{finding.title:<{width}}  {word}{said}"
+            say_outcome(SIGNS[finding.status], _COLOURS[finding.status], line)
             for item in finding.items:
                 say(f"    {'':<{width}}  {item}")
     say("Commands:")
     width = max(len(verdict.ability.command) for verdict in verdicts)
     for verdict in verdicts:
         status = "ok" if verdict.able else "missing"
-        sign = styled(SIGNS[status], fg=_COLOURS[status])
         lacks = f": lacks {', '.join(verdict.lacks)}" if verdict.lacks else ""
-        say(f"  {sign} {verdict.ability.command:<{width}}  {verdict.ability.does}{lacks}")
+        line = f"{verdict.ability.command:<{width}}  {verdict.ability.does}{lacks}"
+        say_outcome(SIGNS[status], _COLOURS[status], line)
     commands = commands_to_add(verdicts)
     if commands:
         say("What would add it:")

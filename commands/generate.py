@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.error_texts import shown
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.limits import LARGEST_SIZE
 from .parts.console import note, print_json, say, suggest, warn
+from .parts.flags import in_flags
 from .parts.options import (
     FormatOption,
     ProviderOption,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from ..runtime.generation.defaults import FolderDefaults
     from ..runtime.generation.generator import Generator
-    from ..runtime.generation.tokenizer import FolderTokenizer
+    from ..runtime.generation.tokenizer import FolderTokenizer, OpeningTokenizer
 
 # Exit code that shells report for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
@@ -110,30 +112,36 @@ def generate(
     vocabulary of 256 is bytes: text on a terminal, the bytes themselves in a pipe. Any other model has numbers.
     Ctrl-C ends it and keeps what was written, with exit code 130.
     """
-    from ..runtime.generation.defaults import FolderDefaults, read_defaults
+    from ..runtime.generation.defaults import read_defaults
     from ..runtime.generation.generator import Generator
+    from ..runtime.generation.tokenizer import OpeningTokenizer
 
     if system is not None and not chat:
         raise typer.BadParameter("it belongs to --chat", param_hint="--system")
+    opening = OpeningTokenizer.start(model.parent)
     generator = Generator.open(model, provider, threads, plugin=plugin_asked(plugin, plugin_library), runtime=runtime)
     if cuda_graph:
         generator.session.use_cuda_graph()
     _prepare(generator)
-    tokenizer = _tokenizer(model.parent, generator.vocabulary, required=prompt_ids is None)
-    folder = read_defaults(model.parent, tokenizer) if tokenizer is not None else None
-    settings = (folder or FolderDefaults()).settings(
+    tokenizer = _tokenizer(opening, required=prompt_ids is None)
+    folder = read_defaults(model.parent, tokenizer)
+    settings = folder.settings(
         do_sample, temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty
     )
     given = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids, is_text=tokenizer is not None)
-    ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, system, chat=chat)
     if chat and isinstance(given, list):
         raise typer.BadParameter("it takes a text, and a tokenizer.json in the model's folder", param_hint="--chat")
+    ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, system, chat=chat)
+    if not ids and folder.bos is not None:
+        ids = [folder.bos]  # as transformers begins a text without a prompt
+    if tokenizer is not None:
+        _check_rows(ids, tokenizer, generator.vocabulary)
     if generator.session.missing_prefill:
         warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
-    for line in generator.session.notes:
-        warn(f"{line}.")
+    for line in (*generator.session.notes, *folder.notes):
+        warn(f"{in_flags(line)}.")
     limit = _default_limit(generator, folder, len(ids)) if max_tokens is None else max_tokens
-    settings |= {"seed": seed, "stop": () if folder is None else folder.stop}
+    settings |= {"seed": seed, **folder.ending(tokenizer)}
     shown = echo and output_format == "console"
     run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)
     try:
@@ -149,13 +157,13 @@ def generate(
         raise typer.Exit(INTERRUPTED)
 
 
-def _default_limit(generator: Generator, folder: FolderDefaults | None, prompt: int) -> int:
+def _default_limit(generator: Generator, folder: FolderDefaults, prompt: int) -> int:
     """Return how many tokens to generate after a prompt of so many, where the command line does not say.
 
     As many as the folder says, else `DEFAULT_TOKENS`, but no more than the model has positions; at least 1, so that a
     prompt that fills them is refused and not answered by nothing.
     """
-    said = None if folder is None else folder.most_tokens(prompt)
+    said = folder.most_tokens(prompt)
     limit = DEFAULT_TOKENS if said is None else said
     room = generator.room(prompt)
     return limit if room is None else min(limit, max(room, 1))
@@ -202,10 +210,7 @@ class _Run:
 
     def shown(self, row: Sequence[int]) -> Sequence[int]:
         """Return the tokens of a continuation without the one that ended it."""
-        return row[:-1] if self._ended(row) else row
-
-    def _ended(self, row: Sequence[int]) -> bool:
-        return bool(row) and row[-1] in self.settings["stop"]
+        return row[:-1] if row and row[-1] in self.settings["stop"] else row
 
     def all(self, count: int, show: bool) -> None:
         """Generate `count` continuations, as many at a time as the batch holds; show a single one as it comes."""
@@ -222,6 +227,7 @@ class _Run:
 
     def _round(self, first: int, rows: list[list[int]], *, live: bool) -> None:
         """Fill the rows; further rows of the file's batch are generated and dropped."""
+        from ..runtime.generation.generator import ENDED
         from .parts.token_output import writer_for
 
         begin = time.perf_counter()
@@ -235,12 +241,13 @@ class _Run:
                     writer.write(token)
             for tokens in stream:
                 for row, token in zip(rows, tokens.tolist(), strict=False):
-                    if not self._ended(row):
+                    if token != ENDED:
                         row.append(token)
-                if writer and not self._ended(rows[0]):
+                if writer and self.shown(rows[0]) is rows[0]:
                     writer.write(rows[0][-1])
-                if all(map(self._ended, rows)):
-                    self.finish = "stop"
+                reasons = stream.finish[: len(rows)]
+                if all(reasons):
+                    self.finish = next((reason for reason in reasons if reason != "stop"), "stop") or "stop"
                     break
         finally:
             self.generate_seconds += time.perf_counter() - ready
@@ -291,6 +298,7 @@ class _Run:
             "positions": "; the model has no further position",
             "interrupted": "; interrupted",
             "stop": "; the model ended the text",
+            "time": "; its time is over (max_time of generation_config.json)",
         }
         return (
             f"{made} tokens{speed} on {self.generator.session.provider}; prompt of {len(self.prompt)} in "
@@ -298,30 +306,40 @@ class _Run:
         )
 
 
-def _tokenizer(folder: Path, vocabulary: int, *, required: bool) -> FolderTokenizer | None:
-    """Open the tokenizer in the model's folder; None where there is none for this model.
+def _tokenizer(opening: OpeningTokenizer | None, *, required: bool) -> FolderTokenizer | None:
+    """Return the tokenizer in the model's folder; None where there is none.
 
     Args:
-        folder: of the step file.
-        vocabulary: the model's.
+        opening: opens it; None where there is none.
         required: the prompt is text.
     """
-    from ..runtime.generation.tokenizer import TOKENIZER, FolderTokenizer
-
     try:
-        found = FolderTokenizer.open(folder)
+        return None if opening is None else opening.wait()
     except MissingDependency:
         if required:
             raise
         return None
-    if found is not None and found.size > vocabulary:
-        warn(f"{folder / TOKENIZER} is not used: it has {found.size} tokens, and the model {vocabulary}.")
-        return None
-    return found
+
+
+def _check_rows(ids: Sequence[int], tokenizer: FolderTokenizer, vocabulary: int) -> None:
+    """Refuse a prompt with a token for which the model has no row; a tokenizer may have more tokens than the model.
+
+    Raises:
+        UsageError: there is one.
+    """
+    outside = next((token for token in ids if token >= vocabulary), None)
+    if outside is not None:
+        name = tokenizer.name(outside)
+        named = "" if name is None else f" ({shown(name)})"
+        raise UsageError(
+            f"The prompt has the token {outside}{named}, and the model has no such token.",
+            why=f"The model has the tokens 0 to {vocabulary - 1}, and tokenizer.json {tokenizer.size} tokens.",
+            fix="Leave what becomes this token out of the prompt; or copy the model's own tokenizer.json beside it.",
+        )
 
 
 def _encoded(
-    text: bytes, tokenizer: FolderTokenizer | None, folder: FolderDefaults | None, system: str | None, *, chat: bool
+    text: bytes, tokenizer: FolderTokenizer | None, folder: FolderDefaults, system: str | None, *, chat: bool
 ) -> list[int]:
     """Return the tokens of a prompt, or with `chat` of a conversation that it begins.
 
@@ -330,7 +348,7 @@ def _encoded(
     """
     from ..runtime.generation.chat import render_chat
 
-    assert tokenizer is not None and folder is not None
+    assert tokenizer is not None
     try:
         prompt = text.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ import typer
 
 from ..core.errors import UsageError
 from ..core.storage.mistaken import check_exists
-from .parts.console import bytes_text, note, print_checks, print_signature, say, warn
+from .parts.console import bytes_text, note, print_checks, print_signature, say, say_page, warn
 from .parts.flags import in_flags
 from .parts.options import EntryOption
 from .parts.paths import INPUT, ForceOption
@@ -111,6 +111,8 @@ def _print_model(facts: OnnxFacts) -> None:
     say(f"  weights {bytes_text(facts.initializer_bytes)}, {facts.weight_dtype or 'none'}")
     for name in facts.external_data:
         say(f"  data    {name}{' MISSING' if name in facts.missing_external_data else ''}")
+    if facts.refused:
+        say(f"  REFUSED no engine may open this file: {facts.refused}")
     counts = sorted(facts.nodes.items(), key=lambda item: (-item[1], item[0]))
     say(f"  nodes   {sum(facts.nodes.values())}: {', '.join(f'{name} {count}' for name, count in counts[:8])} …")
     for function in facts.functions:
@@ -163,7 +165,7 @@ def _window(attributes: dict[str, Any]) -> str:
 
 
 def _print_sidecar(facts: OnnxFacts) -> None:
-    from ..core.documents.proof import not_proven
+    from ..core.documents.proof import no_window, not_proven
 
     if facts.sidecar is None:
         say("No sidecar: nothing is known of its checkpoint or its checks.")
@@ -172,9 +174,12 @@ def _print_sidecar(facts: OnnxFacts) -> None:
         say("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
         return
     sidecar = facts.sidecar
-    say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.title}. Checks then:")
+    say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.title}.")
+    say("Checks of the export, as the sidecar states them; whoever can write the sidecar can forge them, and")
+    say("localattn parity compares the file anew:")
     print_checks(sidecar.checks)
-    for line in not_proven(sidecar.unproven, str(facts.path)):
+    lines = no_window(sidecar.windows, sidecar.checks, str(facts.path))
+    for line in (*lines, *not_proven(sidecar.unproven, str(facts.path))):
         warn(line)
 
 
@@ -228,4 +233,4 @@ def _print_template(description: dict[str, Any]) -> None:
 
     if placeholders(description["template"]):
         say(f"To complete, and save as {description['save_as']} (--write-config writes it there):")
-        say(template_text(description["template"]), end="")
+        say_page(template_text(description["template"]))

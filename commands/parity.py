@@ -12,7 +12,7 @@ from ..core.limits import MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
 from ..reports.figures import comparison_figure, figures_of
 from ..reports.table import Table, numbers, texts
-from .parts.console import print_notes, progress, say, suggest, warn
+from .parts.console import print_checks, print_notes, progress, say, suggest, warn
 from .parts.options import EntryOption, RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
@@ -168,7 +168,7 @@ def _lengths(text: str | None) -> tuple[int, ...]:
 def _print_reports(reports: list[ParityReport]) -> None:
     for report in reports:
         _print_table(report.rows())
-        verdict = "equal" if report.passed else "NOT equal"
+        verdict = report.verdict
         how = " (compiled kernel)" if report.plugin else ""
         judge = f" ({report.reference.provider}, {report.reference.backend})" if report.reference.provider else ""
         say(f"{report.model}{how} and {report.against}{judge} are {verdict} within {report.tolerance.describe()}.")
@@ -176,8 +176,9 @@ def _print_reports(reports: list[ParityReport]) -> None:
             say(f"  window of {side['whose']:<13}  {'; '.join(side['windows']) or 'not given'}")
         for line in report.beside_baseline():
             say(f"{line}.")
+        print_checks(report.checks)
         if not report.passed:
-            say("If outputs so far apart serve you, say how far with --atol and --rtol.")
+            say("To accept this difference, raise --atol or --rtol.")
     for line in dict.fromkeys(report.reference.checked for report in reports if report.reference.checked):
         say(f"{line}.")
 

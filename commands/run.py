@@ -12,7 +12,7 @@ import typer
 
 from ..core.limits import MOST_ITERATIONS
 from ..core.storage.file_kinds import NPZ
-from .parts.console import say, suggest, warn
+from .parts.console import say, say_page, suggest, warn
 from .parts.options import FormatOption, ProviderOption, RuntimeOption, ThreadsOption, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.kernels_in_use import has_nodes, say_kernels
@@ -85,9 +85,10 @@ def run(
             if not array["finite"]:
                 warn(f"{kind} {array['name']!r} holds NaN or Inf.")
     if output_format == "json":
-        say(json.dumps(report, allow_nan=False))
+        say_page(json.dumps(report, allow_nan=False))
         return
-    say(_as_text(report))
+    for line in _lines(report):
+        say(line)
     say_kernels(lambda: has_kernels, session, asked)
     named = () if plugin_library is None else ("--plugin-library", plugin_library)
     suggest("localattn", "bench", model, *named)
@@ -122,7 +123,7 @@ def _facts(name: str, array: Any) -> dict[str, Any]:
     }
 
 
-def _as_text(report: dict[str, Any]) -> str:
+def _lines(report: dict[str, Any]) -> list[str]:
     spent = report["milliseconds"]
     runs = f"median of {spent['iterations']} runs" if spent["iterations"] > 1 else "one run"
     from ..runtime.session import place
@@ -140,7 +141,7 @@ def _as_text(report: dict[str, Any]) -> str:
     lines += [f"Note: {line}" for line in report["notes"]]
     if report["saved_outputs"] is not None:
         lines.append(f"Outputs saved to {report['saved_outputs']}")
-    return "\n".join(lines)
+    return lines
 
 
 def _table(facts: Sequence[dict[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..core.spelling import markdown_text
 from .abilities import Verdict
 from .probes import Finding
 
@@ -33,13 +34,13 @@ def as_markdown(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> str
     """Write two tables and the commands that add what is missing, for a bug report."""
     lines = ["# localattn doctor", "", "| | what | version | found | for |", "|---|---|---|---|---|"]
     for finding in findings:
-        row = (SIGNS[finding.status], finding.title, finding.version, found_text(finding), finding.serves)
-        lines.append(_row(row))
+        row = (finding.title, finding.version, found_text(finding), finding.serves)
+        lines.append(_row(SIGNS[finding.status], *map(markdown_text, row)))
     lines += ["", "| | command | does | lacks |", "|---|---|---|---|"]
     for verdict in verdicts:
         sign = SIGNS["ok" if verdict.able else "missing"]
         command = f"`localattn {verdict.ability.command}`"
-        lines.append(_row((sign, command, verdict.ability.does, ", ".join(verdict.lacks))))
+        lines.append(_row(sign, command, *map(markdown_text, (verdict.ability.does, ", ".join(verdict.lacks)))))
     commands = commands_to_add(verdicts)
     if commands:
         lines += ["", "What would add it:", "", "```sh", *commands, "```"]
@@ -59,5 +60,5 @@ def commands_to_add(verdicts: Sequence[Verdict]) -> list[str]:
     return list(dict.fromkeys(line for verdict in verdicts for line in verdict.add))
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -20,6 +20,7 @@ from ..core.storage.files import is_file, sha256
 from ..core.storage.outputs import Output, writing
 from ..core.storage.publishing import publish_together, sealed
 from ..onnx_graph import block_weights
+from ..onnx_graph.library_errors import refused_as
 from ..onnx_graph.onnx_file import OnnxFile
 from ..onnx_graph.standard_ops import rewrite
 from ..runtime.generation.step_file import prefill_path
@@ -48,6 +49,15 @@ class Converted:
     path: Path
     checks: list[CheckRecord]
     sidecar: Sidecar | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(check.status != "failed" for check in self.checks)
+
+    def __bool__(self) -> bool:
+        """Return `passed`."""
+        return self.passed
 
 
 @dataclass
@@ -133,11 +143,11 @@ def _rewritten(source: Path) -> ir.Model:
     file = OnnxFile.read(source)
     file.check_unchanged()
     file.check()
-    model = ir.serde.deserialize_model(file.parse())
-    if file.folder is not None:
-        ir.external_data.set_base_dir(model.graph, file.folder)
-    opset = model.graph.opset_imports.get("", 0)
-    plain: ir.Model = rewrite.apply(model)
+    with refused_as(f"{source} cannot be converted.", "Export the model again; this file was not made by an exporter."):
+        model = ir.serde.deserialize_model(file.parse())
+        ir.external_data.set_base_dir(model.graph, source.absolute().parent)
+        opset = model.graph.opset_imports.get("", 0)
+        plain: ir.Model = rewrite.apply(model)
     unknown = sorted({f"{node.domain}::{node.op_type}" for node in plain.graph.all_nodes() if node.domain})
     if unknown == [f"{block_weights.DOMAIN}::{block_weights.OP_TYPE}"] and opset < block_weights.OPSET:
         raise UsageError(

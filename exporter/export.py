@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.documents.proof import not_proven, proven_by_golden
+from ..core.documents.proof import no_window, not_proven, proven_by_golden
 from ..core.documents.report import Report
 from ..core.documents.sidecar import CheckRecord, Sidecar, sidecar_path
 from ..core.errors import UsageError
@@ -105,7 +105,7 @@ class ExportReport(Report):
         notes: what was assumed.
         companion: for a step file, the chunk file for prompts beside it.
         copied: files of the model's folder that were copied beside it.
-        chosen: choices between several sets of weights that nobody made and no golden outputs prove.
+        doubts: what may be wrong in the model itself and no check of the file sees.
     """
 
     path: Path
@@ -113,7 +113,7 @@ class ExportReport(Report):
     notes: list[str]
     companion: ExportReport | None = field(default=None, kw_only=True)
     copied: list[Path] = field(default_factory=list, kw_only=True)
-    chosen: list[str] = field(default_factory=list, kw_only=True)
+    doubts: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def files(self) -> list[Path]:
@@ -129,8 +129,10 @@ class ExportReport(Report):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about weights that nobody chose, and arguments that no check proves."""
-        return [*self.chosen, *not_proven(self.sidecar.unproven, str(self.path))]
+        """Warnings about older releases, a window that was not found, and arguments that no check proves."""
+        sidecar, model = self.sidecar, str(self.path)
+        doubts = () if proven_by_golden(sidecar.checks) else self.doubts
+        return [*doubts, *no_window(sidecar.windows, sidecar.checks, model), *not_proven(sidecar.unproven, model)]
 
     def headline(self) -> str:
         """Describe the file in one line."""
@@ -227,12 +229,7 @@ def export(
         )
         (sidecar,) = finish_export([part], folder, request, progress, mapped=request.checkpoint)
         copied = copy_companions(beside, request.output, folder)
-    return ExportReport(request.output, sidecar, opened.notes, copied=copied, chosen=unproven_choices(opened, sidecar))
-
-
-def unproven_choices(opened: OpenedCheckpoint, sidecar: Sidecar) -> list[str]:
-    """Return the choices between sets of weights that nobody made, unless golden outputs prove them right."""
-    return [] if proven_by_golden(sidecar.checks) else opened.warnings
+    return ExportReport(request.output, sidecar, opened.notes, copied=copied, doubts=tuple(opened.warnings))
 
 
 def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]:
@@ -262,17 +259,13 @@ class _CheckpointFile(SequenceFile):
         progress: Progress,
     ) -> None:
         super().__init__(path, request, progress, form.nodes)
-        self._source, self._request, self._golden = source, request, golden
+        self._source, self._request, self.golden = source, request, golden
         self._tolerance = request.tolerance(request.precision)
         self._first_run: dict[str, dict[str, Any]] = {}
 
-    def golden_outputs(self) -> CheckRecord | None:
-        if self._golden is None:
-            return None
+    def golden_outputs(self, golden: Golden) -> CheckRecord:
         request = self._request
-        return check_golden(
-            SessionRunner(self.session), self._golden, request.tolerance, request.precision, self._source
-        )
+        return check_golden(SessionRunner(self.session), golden, request.tolerance, request.precision, self._source)
 
     def parity(self) -> CheckRecord:
         request, source = self._request, self._source
@@ -284,13 +277,9 @@ class _CheckpointFile(SequenceFile):
         seeds = request.seeds or ((0,) if one_set else (0, 1))
         return check_parity(self.session, source, request.dtype, self._tolerance, seeds, self._first_run)
 
-    def rows(self) -> CheckRecord | None:
-        request = self._request
-        if not request.dynamic:
-            return None
-        return rows_of_checkpoint(
-            self.session, self.model, self._source, request.dtype, request.dynamic, quick=request.quick
-        )
+    def rows(self) -> CheckRecord:
+        request, axes = self._request, self._request.dynamic or ()
+        return rows_of_checkpoint(self.session, self.model, self._source, request.dtype, axes, quick=request.quick)
 
     def window(self) -> CheckRecord:
         request = self._request
@@ -337,7 +326,13 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
 def model_facts(
     request: ExportRequest, opened: OpenedCheckpoint, source: SourceModel, checks: Sequence[CheckRecord]
 ) -> dict[str, Any]:
-    """Return what the sidecar of a whole-sequence file records about the model."""
+    """Return what the sidecar of a whole-sequence file records about the model.
+
+    Raises:
+        UsageError: the checkpoint changed since it was read, so that its SHA-256 is that of other weights.
+    """
+    if opened.loaded.files is not None:
+        opened.loaded.files.check()
     dynamic = request.dynamic or ()
     return {
         "class_name": source.class_name,

@@ -81,7 +81,6 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
     if entry is None and sidecar is not None and request.against.name == sidecar.checkpoint_name:
         entry = sidecar.options.get("entry")
     opened = open_checkpoint(request.against, request.config, known=known, entry=entry)
-    notes += opened.warnings
     if sidecar is not None and sidecar.checkpoint_sha256 != opened.loaded.sha256:
         notes.append(f"{request.against} is not the checkpoint {request.model} was exported from")
     inputs = {spec.name: spec for spec in candidate.signature}
@@ -107,7 +106,7 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
     shapes = replace(_shapes(request, sidecar, sizes), **optional)
     opened.resolved.check_keys()
     try:
-        return opened.source(shapes), notes + opened.notes
+        return opened.source(shapes), [*notes, *opened.warnings, *opened.notes]
     except UsageError as error:
         if not all(isinstance(size, int) for spec in candidate.signature for size in spec.shape):
             raise

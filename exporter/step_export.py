@@ -38,7 +38,6 @@ from .export import (
     check_precision,
     folder_companions,
     model_facts,
-    unproven_choices,
 )
 from .lowering.quantize.weights import quantize_weights
 from .lowering.trace import check_opset, step_nodes, trace_step
@@ -145,8 +144,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
             parts.append(Part(path, form, checked=checked, describe=describe))
         sidecar, *others = finish_export(parts, folder, asked, progress)
         copied = copy_companions(beside, asked.output, folder)
-    chosen = unproven_choices(opened, sidecar)
-    reports = [ExportReport(asked.output, sidecar, opened.notes, copied=copied, chosen=chosen)]
+    reports = [ExportReport(asked.output, sidecar, opened.notes, copied=copied, doubts=tuple(opened.warnings))]
     return reports + [ExportReport(part.path, other, []) for part, other in zip(parts[1:], others, strict=True)]
 
 
@@ -183,7 +181,7 @@ class _StepFile(ExportedFile):
         sessions: dict[int, CheckedFile],
     ) -> None:
         super().__init__(path, asked, lambda step: progress(f"{step}, {path.name}"))
-        self._source, self._asked, self._golden, self._sessions = source, asked, golden, sessions
+        self._source, self._asked, self.golden, self._sessions = source, asked, golden, sessions
         sessions[source.chunk] = self
 
     @property
@@ -192,12 +190,10 @@ class _StepFile(ExportedFile):
         step = self._sessions.get(1)
         return None if step is None or step is self else step.session
 
-    def golden_outputs(self) -> CheckRecord | None:
-        if self._golden is None:
-            return None
+    def golden_outputs(self, golden: Golden) -> CheckRecord:
         asked, source = self._asked, self._source
         fed = step_runner(self.session, source, asked.dtype, self._then, 0)
-        return check_golden(fed, self._golden, asked.tolerance, asked.precision, source.source)
+        return check_golden(fed, golden, asked.tolerance, asked.precision, source.source)
 
     def parity(self) -> CheckRecord:
         asked = self._asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,14 +13,11 @@ from ..core.nodes.attention import DOMAIN
 from ..core.storage.files import is_file
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .graph_values import all_nodes, all_weights
-from .onnx_file import OnnxFile
-from .wire_scan import lies_inside
+from .judgement import Refused, check_tensor, claimed_bytes, lies_inside
+from .onnx_file import NotAModel, OnnxFile
 
 if TYPE_CHECKING:
     from ..core.documents.sidecar import Sidecar
-
-# How many numbers of the types that are narrower than a byte one byte holds.
-_IN_A_BYTE = {"int4": 2, "uint4": 2, "float4_e2m1fn": 2, "int2": 4, "uint2": 4}
 
 
 @dataclass(frozen=True)
@@ -58,9 +54,11 @@ class OnnxFacts:
             standard one are prefixed ("localattn::WindowedAttention"). Nodes in functions are not counted.
         functions: the ONNX functions in the file.
         windowed: the windowed attention nodes.
-        weight_bytes: bytes of the initializers by numpy dtype name, external data included.
+        weight_bytes: bytes of the initializers by numpy dtype name, external data included; of one that claims more
+            than is there, the bytes that are there.
         external_data: files beside the model that hold weights.
         missing_external_data: those of them that are missing, or lie outside the model's folder.
+        refused: why no engine may open the file; "" for a sound one.
         sidecar: the facts beside the model; None where there is no sidecar.
         sidecar_matches: whether the sidecar was written for exactly this file; None without one.
     """
@@ -78,6 +76,7 @@ class OnnxFacts:
     weight_bytes: dict[str, int]
     external_data: list[str]
     missing_external_data: list[str]
+    refused: str
     sidecar: Sidecar | None
     sidecar_matches: bool | None
 
@@ -114,13 +113,13 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
     from ..core.documents.sidecar import read_sidecar
 
     file = OnnxFile.read(path)
-    model = file.parse()
+    model = file.model
     graph = model.graph
     sidecar = None if file.path is None else read_sidecar(file.path)
     initial = {tensor.name for tensor in graph.initializer}
     nodes = list(all_nodes(graph))
     check_nodes(file.name, model)
-    external = sorted(file.scan.locations)
+    external = sorted(file.locations)
     return OnnxFacts(
         path=file.name,
         file_bytes=file.size,
@@ -132,9 +131,10 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
         nodes=dict(Counter(_qualified(node) for node in nodes).most_common()),
         functions=[FunctionFacts(f.domain, f.name, len(f.node)) for f in model.functions],
         windowed=[WindowedNode(node.name, node.op_type, _attributes(node)) for node in nodes if _is_windowed(node)],
-        weight_bytes=_weight_bytes(graph),
+        weight_bytes=_weight_bytes(file, graph),
         external_data=external,
         missing_external_data=[name for name in external if not _lies_beside(file, name)],
+        refused=_refused(file),
         sidecar=sidecar,
         sidecar_matches=None if sidecar is None else sidecar.model_sha256 == file.sha256,
     )
@@ -224,20 +224,28 @@ def _spec(value: Any) -> TensorSpec:
     return TensorSpec(value.name, _dtype_name(tensor.elem_type), shape)
 
 
-def _weight_bytes(graph: Any) -> dict[str, int]:
-    """Sum the bytes of the initializers by dtype, from their shapes, so that external data counts too."""
-    import onnx
-
+def _weight_bytes(file: OnnxFile, graph: Any) -> dict[str, int]:
+    """Sum the bytes of the initializers by dtype, those of external data too."""
     total: Counter[str] = Counter()
     for tensor in all_weights(graph):
-        name = _dtype_name(tensor.data_type)
-        count = math.prod(max(size, 0) for size in tensor.dims)
-        if name in _IN_A_BYTE:
-            total[name] += -(-count // _IN_A_BYTE[name])
-        else:
-            known = not name.startswith("type ")
-            total[name] += count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize if known else 0
+        try:
+            check_tensor(tensor, file.data_size)
+            held = claimed_bytes(tensor)
+        except Refused:
+            held = len(tensor.raw_data)
+        total[_dtype_name(tensor.data_type)] += held or 0
     return dict(total.most_common())
+
+
+def _refused(file: OnnxFile) -> str:
+    """Return why no engine may open the file."""
+    try:
+        file.check()
+    except NotAModel:
+        raise
+    except UsageError as error:
+        return error.why
+    return ""
 
 
 def _lies_beside(file: OnnxFile, name: str) -> bool:

@@ -18,6 +18,7 @@ from ..core.nodes.gpu import (
 )
 from ..core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ..core.nodes.step import STEP_VARIANT_BY_OP_TYPE
+from .library_errors import infer_shapes
 
 # onnx.TensorProto.DataType.
 _ELEMENT = {1: "fp32", 10: "fp16", 16: "bf16", 17: "fp8"}
@@ -59,13 +60,11 @@ def ring_nodes(model: Any) -> list[GpuNode]:
 
 
 def _judged_nodes(model: Any, op_types: Mapping[str, Any]) -> list[GpuNode]:
-    import onnx
-
     named = [node for node in model.graph.node if node.domain == DOMAIN and node.op_type in op_types]
     nodes = [node for node in named if node.input]  # another program may have written some without
     types = _tensor_types(model)
     if any(node.input[0] not in types for node in nodes):
-        types = _tensor_types(onnx.shape_inference.infer_shapes(model))
+        types = _tensor_types(infer_shapes(model))
     return [_judged(node, *types.get(node.input[0], (0, []))) for node in nodes]
 
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .judgement import graphs_of
+
 # Tensors from this size in bytes on are put aside while a model is copied; smaller ones may be shapes, which inference
 # reads.
 _WEIGHTS_FROM = 1024
 # The version of every operator set, besides ONNX's own, whose nodes passes add.
 _VERSION = 1
-
-
-def graphs_of(node: Any) -> Iterator[Any]:
-    """Yield the graphs inside a node of control flow."""
-    for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g
 
 
 def all_nodes(graph: Any) -> Iterator[Any]:

@@ -12,13 +12,10 @@ given model must not be used afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from .graph_values import outside_weights, put_back, take_weights
-
-TOO_LARGE = "Its weights are more than 2 GB, which no ONNX model in memory holds."
-_MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's limit, and room for the functions
+from .graph_values import put_back, take_weights
+from .library_errors import refused_as
 
 
 def no_calls(domain: str, op_type: str) -> bool:
@@ -39,23 +36,7 @@ def apply(model: Any, keep: Callable[[str, str], bool] = no_calls) -> Any:
     if len(kept) == len(model.functions):
         return model
     weights = take_weights(model)
-    plain = onnx.inliner.inline_selected_functions(model, kept, exclude=True)
+    with refused_as("The functions of the model cannot be inlined.", "Export the model again."):
+        plain = onnx.inliner.inline_selected_functions(model, kept, exclude=True)
     put_back(plain, weights)
     return plain
-
-
-def read_weights(model: Any, folder: Path) -> None:
-    """Bring external data into the model, in place.
-
-    Raises:
-        ValueError: the model would be too large, with the text `TOO_LARGE`.
-        OSError: the data cannot be read.
-    """
-    import onnx
-
-    outside = outside_weights(model)
-    lengths = (int(entry.value) for tensor in outside for entry in tensor.external_data if entry.key == "length")
-    if sum(lengths) + model.ByteSize() > _MOST_BYTES:
-        raise ValueError(TOO_LARGE)
-    if outside:
-        onnx.load_external_data_for_model(model, str(folder))

@@ -1,8 +1,12 @@
-"""Read and hash an ONNX file once, so that every check of a command sees the bytes that are opened later."""
+"""Read an ONNX file once, judge it, and give engines what was judged.
+
+onnx's parser reads the file into a canonical form (`canonical.py`), which is judged (`judgement.py`) and serialised
+again: these bytes go to every engine. Weights of a large file are not in them. They stay where they are, as external
+data at an offset of the file itself, which engines map.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import mmap
@@ -17,14 +21,22 @@ from ..core.storage.mistaken import START as MISTAKEN_START
 from ..core.storage.mistaken import refuse_mistaken
 from ..core.storage.publishing import check_unchanged
 from ..core.storage.reading import check_plain, open_plain
-from .loops import LOOP, check_loops
-from .wire_scan import MOST_NODES, Scan, lies_inside, scan
+from . import judgement
+from .canonical import canonical
+from .graph_values import all_nodes
+from .judgement import Growth, Refused, lies_inside
+from .wire_model import without_weights
 
-# Larger files stay on the disk: they are hashed in blocks and opened by their path.
+# Larger files stay on the disk: they are hashed in blocks, and engines read their weights there.
 IN_MEMORY = 16 << 20
+# Bytes from which on a tensor of a larger file stays there. Smaller ones may be shapes, which engines look into.
+LARGE_TENSOR = 1 << 14
 _BLOCK = 1 << 20
 # A protobuf message has no more bytes than this.
 _LARGEST = 1 << 31
+# That, with room for functions.
+_MOST_BYTES = (1 << 31) - (1 << 20)
+TOO_LARGE = "Its weights are more than 2 GB, which no ONNX model in memory holds."
 _log = logging.getLogger(__name__)
 
 # Device, inode, size, and the times of the last changes of content and of anything else, in nanoseconds.
@@ -38,8 +50,8 @@ class NotAModel(UsageError):
 class OnnxFile:
     """An ONNX model and where it lies; made by `read` or `of_bytes`.
 
-    A model of up to `IN_MEMORY` bytes is in memory, and an engine gets these bytes. Larger models and external data
-    stay on the disk: `check_same` refuses them if they were changed since they were checked.
+    A model of up to `IN_MEMORY` bytes is in memory. The weights of larger models and external data stay on the disk:
+    `check_same` refuses them if they were changed since they were checked.
 
     Attributes:
         path: the file; None for a model in memory.
@@ -89,7 +101,7 @@ class OnnxFile:
         return cls(None, content, len(content))
 
     def rewritten(self, model: Any) -> OnnxFile:
-        """Return a rewrite of this file in its place: it refers to the same external data."""
+        """Return a rewrite of this file, made of `parse()`, in its place: it refers to the same external data."""
         content = model.SerializeToString()
         found = OnnxFile(self.path, content, len(content))
         found._states = self._states
@@ -99,14 +111,19 @@ class OnnxFile:
         return self.name
 
     @property
-    def content(self) -> str | bytes:
-        """What an engine opens: the bytes that were read, or the path of a file too large for memory."""
-        return self.name if self._data is None else self._data
+    def original(self) -> bytes | None:
+        """The bytes that were read; None of a file that is too large for memory."""
+        return self._data
 
     @property
+    def content(self) -> bytes:
+        """The bytes that an engine opens: the canonical form, whose external data lies in `folder`."""
+        return bytes(self.for_engines().SerializeToString())
+
+    @cached_property
     def folder(self) -> Path | None:
-        """The folder of external data: that of the path that was given, even if the path is a link."""
-        return None if self.path is None else self.path.absolute().parent
+        """The folder in which an engine finds external data: the real one, where names in the path are links."""
+        return self._places[0]
 
     @cached_property
     def sha256(self) -> str:
@@ -127,21 +144,184 @@ class OnnxFile:
                 yield block
 
     @cached_property
-    def scan(self) -> Scan:
-        """Operators, number of nodes, and places of external data."""
+    def model(self) -> Any:
+        """The canonical `onnx.ModelProto`, which nobody may change; large weights of a large file are not in it.
+
+        Raises:
+            NotAModel: it is another kind of file, or incomplete.
+        """
+        try:
+            return canonical(self._without_weights())
+        except ValueError as error:
+            raise _no_model(self.name, str(error)) from error
+
+    def _without_weights(self) -> bytes:
         if self._data is not None:
-            return scan(self._data)
+            return self._data
+        assert self.path is not None
         # Not kept: pages of a mapping that were touched count as memory of the process, two megabytes for each touch.
         with mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) as mapped:
-            return scan(mapped)
+            try:
+                self.path.name.encode()
+            except UnicodeEncodeError:  # a model cannot say this name
+                return mapped[:]
+            if not lies_inside(self.path.name):
+                return mapped[:]
+            try:
+                return without_weights(mapped, self.path.name, LARGE_TENSOR)
+            except ValueError as error:
+                raise ValueError("It is cut, or is another kind of file.") from error
+
+    @cached_property
+    def operators(self) -> frozenset[tuple[str, str]]:
+        """Domain and type of the nodes in the graph and in functions."""
+        bodies = (self.model.graph, *self.model.functions)
+        return frozenset((node.domain, node.op_type) for body in bodies for node in all_nodes(body))
+
+    @cached_property
+    def locations(self) -> frozenset[str]:
+        """Where external data lies, as the file says it."""
+        own = frozenset() if self._descriptor < 0 or self.path is None else frozenset((self.path.name,))
+        return judgement.locations_of(self.model) - own
 
     @cached_property
     def _states(self) -> dict[Path, _State | None]:
         """State of the files on the disk: of the model when it was read, of its data at the first use of this."""
         if self.path is None:
             return {}
-        beside = {self.path.parent / location for location in self.scan.locations if lies_inside(location)}
-        return {path: _state(path) for path in beside} | ({} if self._read is None else {self.path: self._read})
+        outside = {self.path.parent / location for location in self.locations if lies_inside(location)}
+        return {path: _state(path) for path in outside} | ({} if self._read is None else {self.path: self._read})
+
+    @cached_property
+    def _places(self) -> tuple[Path | None, dict[str, str]]:
+        """The folder of external data, and for each location of the file the path from there, links followed.
+
+        In the cache of Hugging Face's hub a model and its data are links into one folder, under other names.
+
+        Raises:
+            UsageError: a location leads out of the model's folder.
+        """
+        if self.path is None:
+            return None, {}
+        try:
+            given, target = self.path.absolute().parent.resolve(), self.path.resolve().parent
+            locations = {*self.locations, *([] if self._descriptor < 0 else [self.path.name])}
+            real = {name: (given / name).resolve() for name in locations}
+        except (OSError, RuntimeError) as error:  # links in a circle
+            raise UsageError(f"{self.name} cannot be loaded.", why=f"Its data cannot be found: {error}.") from error
+        for name, path in real.items():
+            if not (path.is_relative_to(given) or path.is_relative_to(target)):
+                raise UsageError(
+                    f"{self.name} cannot be loaded.",
+                    why=f"Its data {name[:100]!r} is a link to {path}, out of its folder.",
+                    fix="Put a copy in the place of the link.",
+                )
+        folder = given
+        if not all(path.is_relative_to(given) for path in real.values()):
+            folder = Path(os.path.commonpath([*(path.parent for path in real.values()), target]))
+        return folder, {name: path.relative_to(folder).as_posix() for name, path in real.items()}
+
+    def parse_without_weights(self) -> Any:
+        """Return a new `onnx.ModelProto` as `parse`, but large weights of a large file stay there.
+
+        Small external data is brought into it: the shape inference of onnx and onnxruntime reads no other file.
+
+        Raises:
+            UsageError: no ONNX model, or its small external data cannot be read.
+        """
+        model = _copy(self.model)
+        for tensor in judgement.tensors_of(model):
+            if tensor.data_location == tensor.EXTERNAL and self.path is not None:
+                location = next(entry.value for entry in tensor.external_data if entry.key == "location")
+                small = (judgement.claimed_bytes(tensor) or 0) < LARGE_TENSOR
+                if small and (self.path.parent / location).is_file():
+                    self._bring(tensor)
+        return model
+
+    def for_engines(self) -> Any:
+        """Return a new `onnx.ModelProto` as engines get it: as `parse_without_weights`, links followed.
+
+        Raises:
+            UsageError: no ONNX model, or its external data leads out of its folder.
+        """
+        folder, places = self._places
+        model = self.parse_without_weights()
+        for tensor in judgement.tensors_of(model) if folder is not None else ():
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = places[entry.value]
+        return model
+
+    def map_data(self, location: str) -> Any:
+        """Map a file of external data, or this file, as an array of bytes.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        import numpy as np
+
+        assert self.path is not None
+        try:
+            if location == self.path.name and self._descriptor >= 0:
+                with open(self._descriptor, "rb", closefd=False) as stream:
+                    return np.memmap(stream, np.uint8, "r")
+            with open_plain(self.path.parent / location) as stream:
+                return np.memmap(stream, np.uint8, "r")
+        except (OSError, ValueError) as error:  # ValueError: an empty file
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> UsageError:
+        return UsageError(
+            f"{self.name} cannot be loaded.",
+            why=f"Its external data cannot be read: {getattr(error, 'strerror', None) or error}.",
+            fix="Copy the data file together with the model.",
+        )
+
+    def read_weights(self, model: Any) -> Any:
+        """Bring all external data into a model that `parse` gave, in place, and return it.
+
+        Raises:
+            UsageError: the data cannot be read.
+            ValueError: the model would be too large, with the text `TOO_LARGE`.
+        """
+        outside = [tensor for tensor in judgement.tensors_of(model) if tensor.data_location == tensor.EXTERNAL]
+        if sum(judgement.claimed_bytes(tensor) or 0 for tensor in outside) + model.ByteSize() > _MOST_BYTES:
+            raise ValueError(TOO_LARGE)
+        if self.path is not None:
+            for tensor in outside:
+                self._bring(tensor)
+        return model
+
+    def data_of(self, tensor: Any) -> bytes:
+        """Return the bytes of a tensor of this file whose data lies in it or in another file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        assert self.path is not None
+        said = {entry.key: entry.value for entry in tensor.external_data}
+        offset, length = int(said.get("offset") or 0), judgement.claimed_bytes(tensor) or 0
+        if said["location"] == self.path.name and self._descriptor >= 0:
+            with open(self._descriptor, "rb", closefd=False) as stream:
+                stream.seek(offset)
+                data = stream.read(length)
+        else:
+            with open_plain(self.path.parent / said["location"]) as stream:
+                stream.seek(offset)
+                data = stream.read(length)
+        if len(data) < length:
+            raise OSError(f"{said['location']} is cut")
+        return data
+
+    def _bring(self, tensor: Any) -> None:
+        """Put the data of a tensor that lies in a file into the tensor."""
+        try:
+            data = self.data_of(tensor)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+        tensor.raw_data = data
 
     def parse(self) -> Any:
         """Parse the file into a new `onnx.ModelProto`, without its external data.
@@ -149,17 +329,11 @@ class OnnxFile:
         Raises:
             NotAModel: it is another kind of file, or incomplete.
         """
-        import onnx
-        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
-        try:
-            # Not `onnx.load(path)`, which takes a file named .json or .txt for another format.
-            model = onnx.load_model_from_string(b"".join(self._blocks(self.size)))
-        except (DecodeError, ValueError) as error:
-            raise _no_model(self.name, "It is cut, or is another kind of file.") from error
-        if not model.HasField("graph") or not model.ir_version:
-            # An empty file, and some others, parse as an empty message.
-            raise _no_model(self.name, "It holds no graph.")
+        model = _copy(self.model)
+        if self._descriptor >= 0 and self.path is not None:
+            for tensor in judgement.tensors_of(model):
+                if any(entry.key == "location" and entry.value == self.path.name for entry in tensor.external_data):
+                    self._bring(tensor)
         return model
 
     def check_unchanged(self) -> None:
@@ -172,35 +346,57 @@ class OnnxFile:
             _ = self._states
             check_unchanged(self.path, lambda: self.sha256)
 
-    def check(self) -> None:
-        """Refuse a file that no engine may open; files that are no ONNX models are left to the engine.
-
-        Weights outside the model's folder would let a model read any file of the machine. Functions that call each
-        other too often, and loops without end, would keep the engine busy forever.
+    @cached_property
+    def growth(self) -> Growth:
+        """What becomes of the graph once its functions are inlined; the model is judged by this.
 
         Raises:
-            UsageError: it is such a file, or its external data is no plain file.
+            UsageError: no engine may see it, as `judgement` says.
+        """
+        try:
+            return judgement.judge(self.model, self.size, self.data_size)
+        except Refused as error:
+            raise UsageError(f"{self.name} cannot be loaded.", why=error.why, fix=error.fix) from error
+
+    def data_size(self, location: str) -> int | None:
+        """Return how many bytes the file of external data has that the model calls so; None where there is none."""
+        state = None
+        if self.path is not None:
+            path = self.path.parent / location
+            state = self._read if location == self.path.name and self._read else _state(path)
+        return None if state is None else state[2]
+
+    def check(self) -> None:
+        """Refuse a file that no engine may open.
+
+        Weights outside the model's folder would let a model read any file of the machine. Functions that call each
+        other too often, and loops without end, would keep the engine busy forever. Sizes that do not fit the bytes
+        that are there would take all memory.
+
+        Raises:
+            UsageError: it is such a file, no ONNX model, or its external data is no plain file.
         """
         _ = self._states
-        outside = sorted(location for location in self.scan.locations if not lies_inside(location))
-        if outside:
-            raise UsageError(
-                f"{self.name} cannot be loaded.",
-                why=f"It takes weights from {outside[0][:100]!r}, which is no file of its folder.",
-                fix="Keep the external data file beside the model, under its original name.",
-            )
+        _ = self.growth
         if self.path is not None:
-            for location in sorted(self.scan.locations):
+            for location in sorted(self.locations):
                 check_plain(self.path.parent / location)
-        if self.scan.inlined_nodes > MOST_NODES:
-            raise UsageError(
-                f"{self.name} cannot be loaded.",
-                why=f"Its functions call each other so often that it would become more than {MOST_NODES} nodes.",
-                fix="Export the model again; this file was not made by an exporter.",
-            )
-        if any(op_type == LOOP for _, op_type in self.scan.operators):
-            with contextlib.suppress(NotAModel):
-                check_loops(self.parse(), self.name)
+        _ = self._places
+
+    def check_without_overloads(self, engine: str) -> None:
+        """Refuse a file that no engine may open, or one that an engine cannot that knows functions by name alone.
+
+        TensorRT-RTX 1.7 calls itself without end where a function calls another one of its name.
+
+        Raises:
+            UsageError: it is such a file.
+        """
+        self.check()
+        try:
+            judgement.growth(self.model, judgement.functions_of(self.model), self.size, overloads=False)
+        except Refused as error:
+            why = f"{engine} does not tell functions apart by overload. {error.why}"
+            raise UsageError(f"{self.name} cannot be loaded.", why=why, fix=error.fix) from error
 
     def check_same(self) -> None:
         """Refuse a file, or external data, that was changed since it was checked; called once it is open.
@@ -215,6 +411,12 @@ class OnnxFile:
                     why="What was checked is not what was loaded.",
                     fix="Try again when nothing writes there any more.",
                 )
+
+
+def _copy(model: Any) -> Any:
+    copy = type(model)()
+    copy.CopyFrom(model)
+    return copy
 
 
 def _no_model(name: str, why: str) -> NotAModel:

@@ -20,6 +20,7 @@ from ..core.storage.outputs import Output, writing
 from . import inlining
 from .gpu_nodes import gpu_nodes
 from .graph_values import outside_weights
+from .library_errors import refused_as
 from .onnx_file import OnnxFile
 
 PROVIDER_DOMAIN = "trt.plugins"
@@ -52,20 +53,25 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
     import onnx
 
     with writing(Output(output, REWRITTEN), inputs=[model], overwrite=overwrite) as folder:
-        proto = OnnxFile.read(model).parse()
+        file = OnnxFile.read(model)
+        file.check()
+        proto = file.parse()
         if outside_weights(proto) and output.resolve().parent != model.resolve().parent:
             raise UsageError(
                 f"{output} would not find the weights of {model}.",
                 why="They lie in a file beside the model.",
                 fix=f"Write it into {model.resolve().parent}.",
             )
-        found = gpu_nodes(proto)
+        with refused_as(f"{model} cannot be rewritten.", "Export the model again."):
+            found = gpu_nodes(proto)
         nodes = [node.name for node in found if not node.why_not]
         if not nodes:
             why = f"{found[0].name}: {found[0].why_not}." if found else "It has no attention node."
             raise UsageError(f"{model} has no attention node to rewrite.", why=why)
         staged = folder / output.name
-        onnx.save(apply(proto), str(staged))
+        what = f"{model} cannot be rewritten."
+        with refused_as(what, "Export the model again; this file was not made by an exporter."):
+            onnx.save(apply(proto), str(staged))
         digest = sha256(staged)
         publish(staged, output)
     return RewriteResult(nodes, {node.name: node.why_not for node in found if node.why_not}, digest)

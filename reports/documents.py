@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.spelling import markdown_text
 from .bisect_page import bisect_page
 from .inspect_pages import checkpoint_page, engine_page, onnx_page
 from .page import render
 from .parity_page import parity_page
-from .table import escape_markdown, markdown
+from .table import markdown
 
 Document = Mapping[str, Any]
 
@@ -28,14 +29,14 @@ PAGES = {
 def document_markdown(kind: str, document: Document) -> str:
     """Write the document as Markdown, for an issue or a wiki, without charts; needs nothing beyond Python."""
     page = PAGES[kind](document)
-    verdict = f"**{escape_markdown(page.verdict)}** " if page.verdict else ""
-    parts = [f"# {escape_markdown(page.title)}\n", f"{verdict}{escape_markdown(page.lead)}\n"]
-    parts += [f"> **{escape_markdown(page.warnings_title)}:** {escape_markdown(line)}\n" for line in page.warnings]
+    verdict = f"**{markdown_text(page.verdict)}** " if page.verdict else ""
+    parts = [f"# {markdown_text(page.title)}\n", f"{verdict}{markdown_text(page.lead)}\n"]
+    parts += [f"> **{markdown_text(page.warnings_title)}:** {markdown_text(line)}\n" for line in page.warnings]
     for section in page.sections:
-        parts += [f"## {escape_markdown(section.title)}\n", *(f"{escape_markdown(line)}\n" for line in section.text)]
+        parts += [f"## {markdown_text(section.title)}\n", *(f"{markdown_text(line)}\n" for line in section.text)]
         # A table without rows adds nothing to its section.
         parts += [markdown(table) for table in section.tables if table.rows]
-    facts = [f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in page.facts]
+    facts = [f"- {markdown_text(name)}: {markdown_text(value)}" for name, value in page.facts]
     return "\n".join([*parts, "\n".join(facts) + "\n"] if facts else parts)
 
 

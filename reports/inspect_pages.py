@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
-from ..core.documents.proof import not_proven
+from ..core.documents.proof import no_window, not_proven
+from ..core.documents.sidecar import Sidecar
 from .figures import size
 from .model_sections import (
     Document,
@@ -24,6 +25,7 @@ from .svg.bars import Bar, bars
 from .table import Mark, Table, numbers, texts
 
 _FACTS = texts("fact", "value", wrap=True)
+_FORGED = "As the sidecar states them: whoever can write it can forge them. localattn parity compares the file anew."
 _MOST_OPERATORS, _MOST_BARS = 12, 8
 
 
@@ -31,15 +33,20 @@ def onnx_page(document: Document) -> Page:
     """Make the page of an exported file."""
     sidecar = document["sidecar"] if document["sidecar_matches"] else None
     warnings = [f"{name}, which holds weights, is missing." for name in document["missing_external_data"]]
+    if document["refused"]:
+        warnings.append(f"No engine may open this file: {document['refused']}")
     if document["sidecar"] is not None and sidecar is None:
         warnings.append("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
     checks = [] if sidecar is None else sidecar["checks"]
     doubts = [] if sidecar is None else not_proven(sidecar.get("unproven", ()), document["path"])
+    if sidecar is not None:
+        facts = Sidecar.model_validate(sidecar)
+        doubts = [*no_window(facts.windows, facts.checks, document["path"]), *doubts]
     kind = "ONNX" if sidecar is None else sidecar["class"]
     summary = (
         "No sidecar tells of its checkpoint or its checks." if sidecar is None else f"At export {checks_text(checks)}."
     )
-    sections = [Section("Checks of the export", tables=(checks_table(checks),))] if checks else []
+    sections = [Section("Checks of the export", (_FORGED,), tables=(checks_table(checks),))] if checks else []
     sections.append(_graph(document))
     if sidecar is not None:
         sections.append(sidecar_section(sidecar, "Sidecar"))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core.spelling import spelled
 from .table import Mark, Table
 
 if TYPE_CHECKING:
@@ -72,8 +73,14 @@ def render(page: Page) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
+        finalize=_shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     return environment.get_template("page.html").render(page=page)
+
+
+def _shown(value: object) -> object:
+    """Spell out what a page writes; drawings are markup, whose texts are spelled out already."""
+    return spelled(value) if type(value) is str else value

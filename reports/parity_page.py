@@ -47,14 +47,21 @@ def parity_page(document: Document) -> Page:
     named = [(f"{PurePath(file['model']).name}: " if len(files) > 1 else "", file) for file in files]
     return Page(
         title="Parity of " + ", ".join(PurePath(file["model"]).name for file in files),
-        verdict="Equal" if document["passed"] else "NOT equal",
-        mark="good" if document["passed"] else "bad",
+        verdict=_verdict(files)[0],
+        mark=_verdict(files)[1],
         lead=" ".join(_lead(file) for file in files),
         warnings=tuple(dict.fromkeys(line for file in files for line in (*file.get("warnings", ()), *file["notes"]))),
         warnings_title="To know",
         sections=tuple(section for before, file in named for section in _sections(file, before)),
         facts=tuple(fact for before, file in named for fact in _facts(file, before)),
     )
+
+
+def _verdict(files: Sequence[Document]) -> tuple[str, Mark]:
+    if not all(file["passed"] for file in files):
+        return "NOT equal", "bad"
+    proven = [any(check["status"] == "passed" for check in file["checks"]) for file in files if file.get("checks")]
+    return ("Equal", "good") if all(proven) else ("Equal, which proves nothing", "unsure")
 
 
 def _lead(file: Document) -> str:
@@ -99,7 +106,11 @@ def _sections(file: Document, before: str) -> list[Section]:
         drawn = partial(_error_charts, spread, file["tolerance"]["atol"], window)
         sections.append(Section(f"{before}Errors of {name}", charts=drawn, tables=tuple(tables)))
     sections += [window_section(view, before + title) for title, view in views.items()]
-    if file.get("golden") is not None:
+    made = file.get("checks", [])
+    if made:
+        text = f"{checks_text(made)[:1].upper()}{checks_text(made)[1:]}."
+        sections.insert(0, Section(f"{before}Checks made now", (text,), tables=(checks_table(made),)))
+    if file.get("golden") is not None and not made:
         sections.insert(0, Section(f"{before}Golden outputs", tables=(checks_table([file["golden"]]),)))
     if file["sidecar"] is not None:
         checks = file["sidecar"]["checks"]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..core.spelling import markdown_text
+
 # How a row or a verdict is highlighted; "" for not at all. The text says the same, so that nothing depends on colour.
 Mark = Literal["good", "bad", "unsure", ""]
 
@@ -50,22 +52,13 @@ class Table:
 
 def markdown(table: Table) -> str:
     """Write the table in GitHub's Markdown; texts in its cells cannot become markup."""
-    lines = [f"### {escape_markdown(table.title)}", ""] if table.title else []
-    lines.append(_line([escape_markdown(column.name) for column in table.columns]))
+    lines = [f"### {markdown_text(table.title)}", ""] if table.title else []
+    lines.append(_line([markdown_text(column.name) for column in table.columns]))
     lines.append(_line(["---:" if column.number else "---" for column in table.columns]))
-    lines += [_line([escape_markdown(cell) for cell in row]) for row in table.rows]
+    lines += [_line([markdown_text(cell) for cell in row]) for row in table.rows]
     for note in table.notes:
-        lines += ["", escape_markdown(note)]
+        lines += ["", markdown_text(note)]
     return "\n".join(lines) + "\n"
-
-
-# `*` and `_` inside words are common in names of modules and files.
-_SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\|`*_[]<>#~"} | {"&": "&amp;"})
-
-
-def escape_markdown(text: str) -> str:
-    """Escape a text for Markdown, on one line."""
-    return " ".join(text.split()).translate(_SPECIAL)
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ class Session(ABC):
         return place(self.provider, self.plugin)
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Run the model once.
+        """Run the model once. Several threads may call this at the same time.
 
         Args:
             inputs: one array for each of `self.inputs`, of its dtype and shape. Nothing is cast, with

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...core import at_work
 from ...core.documents.report import SIGNS, outcomes_text
+from ...core.spelling import spelled, steerless
 from ...reports import figures
 from .flags import in_flags
-from .terminal.controls import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,15 +34,25 @@ if TYPE_CHECKING:
     from ...onnx_graph.facts import OnnxFacts
 
 
+class Stopped(SystemExit):
+    """The command was asked to end, by Ctrl-C or a signal; the code is 128 + the signal's number."""
+
+    code: int
+
+
 class Verbosity:
     """How much the command line prints; set by the options, read everywhere."""
 
     verbose = False
     quiet = False
+    # Whether the options are read and a command is at work.
+    running = False
 
 
 def _set_verbose(value: int) -> int:
     Verbosity.verbose = Verbosity.verbose or value > 0
+    if Verbosity.verbose:
+        at_work.is_verbose()
     show_log(value)
     return value
 
@@ -70,7 +82,13 @@ def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(**options: Any) -> Any:
-        return command(**{name: value for name, value in options.items() if name not in _MESSAGES})
+        Verbosity.running = True
+        try:
+            return command(**{name: value for name, value in options.items() if name not in _MESSAGES})
+        except KeyboardInterrupt:  # Typer would make "Aborted." and exit code 1 of it
+            raise Stopped(128 + signal.SIGINT) from None
+        finally:
+            Verbosity.running = False
 
     own = inspect.signature(command, eval_str=True)
     added = [
@@ -82,14 +100,26 @@ def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def say(text: str, end: str = "\n") -> None:
-    """Print a line of the result on stdout; control characters in it are shown as escapes."""
-    print(harmless(text), end=end, flush=True)
+def say(text: str) -> None:
+    """Print one line of the result on stdout; whatever is not plainly visible in it is spelled out."""
+    print(spelled(text), flush=True)
 
 
-def styled(text: str, **style: Any) -> str:
-    """Style text for `say`, in colour or bold where stdout is a terminal; arguments as of `typer.style`."""
-    return typer.style(text, **style) if sys.stdout.isatty() else text
+def say_page(text: str) -> None:
+    """Print a page or a document on stdout, whose writer has spelled out what came from outside."""
+    print(steerless(text.rstrip("\n")), flush=True)
+
+
+def say_text(text: str, **style: Any) -> None:
+    """Print a part of a text that a model or the user wrote, without a line end; style as of `typer.style`."""
+    text = steerless(text) if sys.stdout.isatty() else text
+    print(typer.style(text, **style) if style and sys.stdout.isatty() else text, end="", flush=True)
+
+
+def say_outcome(sign: str, colour: str, text: str) -> None:
+    """Print a line of the result that begins with a sign, such as a check's tick: no other line has one."""
+    sign = typer.style(sign, fg=colour) if sys.stdout.isatty() else sign
+    print(f"  {sign} {spelled(text)}".rstrip(), flush=True)
 
 
 def note(text: str) -> None:
@@ -110,8 +140,17 @@ def warn(text: str) -> None:
 
 
 def _remark(text: str, **style: Any) -> None:
-    text = harmless(text)
+    text = spelled(text)
     print(typer.style(text, **style) if style and sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+
+
+# How lines begin that others wrote: tracebacks, and what libraries print. None of our own does.
+FOREIGN = "| "
+
+
+def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """Show a warning of a library in one line, in place of `warnings.showwarning`."""
+    _remark(f"{FOREIGN}{category.__name__}: {' '.join(str(message).split())[:_LONGEST_LINE]}")
 
 
 class _OnStderr(logging.Handler):
@@ -138,12 +177,24 @@ def show_log(verbosity: int = 0) -> None:
 
 def print_json(document: Any) -> None:
     """Print the result as JSON and nothing else, on stdout."""
-    say(json.dumps(document, indent=2, allow_nan=False))
+    say_page(json.dumps(document, indent=2, allow_nan=False))
 
 
 def print_error(error: LocalAttnError) -> None:
     """Print what happened, why, and what to do: three lines on stderr; the traceback under -v."""
     _print_failure(error, *(in_flags(line) for line in (error.what, error.why, error.fix) if line))
+
+
+def print_stopped(written: Sequence[str], left: Sequence[str] = ()) -> None:
+    """Print that the command was stopped, and what it leaves.
+
+    Args:
+        written: outputs that are in their places.
+        left: temporary folders that cannot be removed.
+    """
+    _remark(f"Stopped; written before: {', '.join(written)}." if written else "Stopped; nothing was written.")
+    if left:
+        _remark(f"These temporary folders cannot be removed: {', '.join(left)}.")
 
 
 def print_fault(error: Exception) -> None:
@@ -160,20 +211,19 @@ def first_line(error: Exception) -> str:
 def _print_failure(error: Exception, what: str, *lines: str) -> None:
     """Print the first line in red and the others below it; before them the traceback under -v."""
     if Verbosity.verbose:
-        traceback.print_exception(error)
-    _remark(f"Error: {_printable(what)}", fg="red", bold=True)
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            _remark(f"{FOREIGN}{line}")
+    _remark(f"Error: {_cut(what)}", fg="red", bold=True)
     for line in lines:
-        _remark(f"  {_printable(line)}")
+        _remark(f"  {_cut(line)}")
 
 
 # Most characters in a line of an error: enough to list the inputs of a model.
 _LONGEST_LINE = 2000
 
 
-def _printable(text: str) -> str:
-    """Write control characters of a text as escapes: a name in a file must not control the terminal."""
-    shown = text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in shown)
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
 
 
 @contextmanager
@@ -185,7 +235,7 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     with (on_terminal if sys.stderr.isatty() else as_lines)() as step:
-        yield step
+        yield lambda stage: step(spelled(stage))
 
 
 def suggest(*words: object) -> None:
@@ -209,7 +259,7 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
     for check in checks:
         sign, colour = SIGNS[check.status], _COLOURS[check.status]
         outcome = "" if check.status == "passed" else f"{check.status.upper()}: "
-        say(f"  {styled(sign, fg=colour)} {check.name:<{width}}  {outcome}{check.detail}")
+        say_outcome(sign, colour, f"{check.name:<{width}}  {outcome}{check.detail}")
     if checks:
         say(f"  {outcomes_text(check.status for check in checks)}")
 

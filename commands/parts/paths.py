@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...core import at_work
 from ...core.storage.file_kinds import kind_named, name_error
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def checked(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> Any:
         given = declared_paths(command)
+        inputs = [path for name in given if isinstance(given[name], InputPath) for path in _listed(options, name)]
+        at_work.reads(inputs)
         outputs = [
             output_of(options[name], path.kinds)
             for name, path in given.items()
@@ -70,7 +73,6 @@ def checked(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*arguments, **options)
         from ...core.storage.outputs import reserved
 
-        inputs = [path for name in given if isinstance(given[name], InputPath) for path in _listed(options, name)]
         with reserved(outputs, inputs=inputs, overwrite=bool(options.get("force"))):
             return command(*arguments, **options)
 

@@ -12,7 +12,7 @@ import typer
 
 from ...core.errors import UsageError
 from ...core.storage.file_kinds import REPORTS
-from .console import note, say, suggest
+from .console import note, say_page, suggest
 from .paths import OutputPath, output_of
 
 # How a result is written.
@@ -47,7 +47,7 @@ class Destination:
     def write(self, text: str) -> None:
         """Write the result, whole or not at all."""
         if self.path is None:
-            say(text.rstrip("\n"))
+            say_page(text)
             return
         from ...core.storage.files import publish
         from ...core.storage.outputs import writing

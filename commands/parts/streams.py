@@ -67,17 +67,32 @@ class _Remarks(io.FileIO):
             return size
 
 
+def open_closed() -> None:
+    """Open each standard stream that is closed on `/dev/null`."""
+    for descriptor in (0, 1, 2):
+        _open_if_closed(descriptor)
+
+
+# The descriptor of the user's stderr; another one where descriptor 2 is for libraries alone.
+_remarks = 2
+
+
+def keep_remarks(descriptor: int) -> None:
+    """Let `prepare` write Python's stderr to this descriptor."""
+    global _remarks
+    _remarks = descriptor
+
+
 def prepare() -> None:
     """Make the three streams usable; streams that other code has replaced stay as they are."""
     codecs.register_error(_ERRORS, _substitute)
-    for descriptor in (0, 1, 2):
-        _open_if_closed(descriptor)
+    open_closed()
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stdout is sys.__stdout__:
         sys.stdout = _wrapped(_Result(1, "w", closefd=False), sys.stdout)
     if sys.stderr is sys.__stderr__:
-        sys.stderr = _wrapped(_Remarks(2, "w", closefd=False), sys.stderr, write_through=True)
+        sys.stderr = _wrapped(_Remarks(_remarks, "w", closefd=False), sys.stderr, write_through=True)
 
 
 def discard_output() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...core.spelling import steerless
+
 if TYPE_CHECKING:
     from ...runtime.generation.tokenizer import FolderTokenizer
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 class TokenWriter:
     """Writer of the tokens of one sequence, each as soon as it is known.
 
-    Bytes go out as they are; on a terminal, control characters in a text are shown as U+FFFD.
+    Bytes go out as they are; on a terminal, what would steer it is shown as U+FFFD.
 
     Args:
         add: returns what a token adds; a text gets a character when its last byte has arrived.
@@ -87,5 +89,5 @@ def _show(shown: str | bytes) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace the control characters of a text, except tab and line feed."""
-    return "".join(c if c in "\t\n" or not ("\x7f" <= c <= "\x9f" or c < " ") else "�" for c in text)
+    """Replace what would steer a terminal: controls except tab and line feed, marks that change the direction."""
+    return steerless(text)

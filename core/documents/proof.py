@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .sidecar import CheckRecord
+    from .sidecar import CheckRecord, WindowFacts
 
 # Name of the check that compares a file with what the user's own model computed.
 GOLDEN_CHECK = "golden outputs"
+# Names of the checks of attention windows and of memory.
+WINDOW_CHECK = "window"
+MEMORY_CHECK = "linear memory"
 
 
 def proven_by_golden(checks: Sequence[CheckRecord]) -> bool:
@@ -35,6 +38,26 @@ def not_proven(arguments: Sequence[str], model: str) -> list[str]:
         'every check. Prove them: localattn.record(model, inputs, "golden.npz") in Python, where your model runs, then '
         f"localattn parity {model} --golden golden.npz"
     ]
+
+
+def no_window(windows: Sequence[WindowFacts], checks: Sequence[CheckRecord], model: str) -> list[str]:
+    """Warn that a file has no layer with a window, and say what its checks therefore do not prove.
+
+    Args:
+        windows: of the file's attention nodes.
+        checks: of its export.
+        model: path of the file.
+    """
+    found = {check.name: check for check in checks}
+    window = found.get(WINDOW_CHECK)
+    if any(not facts.sees_all for facts in windows) or (window is None and not windows):
+        return []
+    if window is not None and window.status == "passed":  # of a model whose layers weigh every key, as AFT-local's
+        return []
+    doubts = [f"{name}: {found[name].status}" for name in (WINDOW_CHECK, MEMORY_CHECK) if name in found]
+    doubts = [doubt for doubt in doubts if not doubt.endswith("passed")]
+    more = f" ({'; '.join(doubts)})" if doubts else ""
+    return [f"no attention window was found in {model}, so nothing is proven about one{more}"]
 
 
 def likely(arguments: Sequence[str]) -> str:

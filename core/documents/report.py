@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..spelling import spelled
+
 if TYPE_CHECKING:
     from .sidecar import CheckRecord
 
@@ -65,10 +67,11 @@ class Report(ABC):
 
     def __str__(self) -> str:
         width = max((len(check.name) for check in self.checks), default=0)
-        lines = [self.headline()]
+        lines = [spelled(self.headline())]
         for check in self.checks:
             outcome = "" if check.status == "passed" else f"{check.status.upper()}: "
-            lines.append(f"  {SIGNS[check.status]} {check.name:<{width}}  {outcome}{check.detail}".rstrip())
+            told = spelled(f"{check.name:<{width}}  {outcome}{check.detail}")
+            lines.append(f"  {SIGNS[check.status]} {told}".rstrip())
         lines += [f"  {outcomes_text(check.status for check in self.checks)}"] if self.checks else []
-        lines += [f"Note: {line}" for line in self.notes]
-        return "\n".join([*lines, *(f"Warning: {line}" for line in self.warnings)])
+        lines += [f"Note: {spelled(line)}" for line in self.notes]
+        return "\n".join([*lines, *(f"Warning: {spelled(line)}" for line in self.warnings)])

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from ..errors import UsageError
+from ..geometry import WindowGeometry
 from ..storage.publishing import MAX_BYTES, SEAL, check_seal, sidecar_path
 from ..storage.reading import read_plain
 from ..tensors import TensorSpec
@@ -39,8 +40,10 @@ _Facts = TypeVar("_Facts", bound=BaseModel)
 
 # The check of an export that compares the written file with a reference.
 PARITY = "parity"
-# Name of the check of attention windows.
-WINDOW = "window"
+
+
+# The four outcomes of a check.
+Outcome = Literal["passed", "failed", "not proven", "skipped"]
 
 
 class WindowFacts(Facts):
@@ -53,6 +56,12 @@ class WindowFacts(Facts):
     look_forward: int = Field(ge=0)
     causal: bool
     exact_windowsize: bool
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the node has no window: it sees all keys."""
+        names = WindowGeometry.__dataclass_fields__
+        return WindowGeometry(**{name: getattr(self, name) for name in names}).sees_all
 
 
 class LayerFacts(Facts):
@@ -75,7 +84,7 @@ class CheckRecord(Facts):
     """
 
     name: str
-    status: Literal["passed", "failed", "not proven", "skipped"]
+    status: Outcome
     detail: str = ""
     figures: dict[str, float | int | str] = Field(default_factory=dict)
     baseline: Baseline | None = None

@@ -60,6 +60,31 @@ def why_exposed(path: Path) -> str:
             state = here.lstat()
 
 
+def link_of_another(path: Path) -> Path | None:
+    """Find a symbolic link on the way to a file that neither this user nor root has made; None if there is none.
+
+    Raises:
+        OSError: a folder on the way cannot be looked at.
+    """
+    if not hasattr(os, "geteuid"):
+        return None
+    trusted, links = {0, os.geteuid()}, 0
+    here, left = Path(path.absolute().anchor), list(path.absolute().parts[1:-1])
+    while left:
+        below = here / left.pop(0)
+        found = below.lstat()
+        if not stat.S_ISLNK(found.st_mode):
+            here = below if below.name != ".." else here.parent
+            continue
+        links += 1
+        if found.st_uid not in trusted or links > _MOST_LINKS:
+            return below
+        target = below.readlink()
+        left[:0] = target.parts[1:] if target.is_absolute() else target.parts
+        here = Path(target.anchor) if target.is_absolute() else here
+    return None
+
+
 def _open_to_others(state: os.stat_result) -> bool:
     return bool(state.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from ..error_texts import argument
 from ..errors import UsageError
+from .exposed import link_of_another
 from .file_kinds import (
     CONFIG_SUFFIXES,
     ENGINE,
@@ -170,6 +171,10 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
     if stat.S_ISLNK(mode):
         fix = "Write to that file itself, or choose another name."
         raise _not_replaced(path, f"It is a symbolic link to {path.readlink()}.", fix)
+    link = link_of_another(path)
+    if link is not None:
+        why = f"{link} on the way to it is a symbolic link of another user."
+        raise _not_replaced(path, why, "Name the folder that it leads to, or choose another name.")
     if kind.folder and stat.S_ISDIR(mode):
         for inside in read.values() if kind.contents else ():
             if path.resolve() in inside.resolve().parents:

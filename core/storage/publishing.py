@@ -17,13 +17,15 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..at_work import wrote
 from ..error_texts import argument
 from ..errors import CheckFailed, UsageError
-from .files import flush, last_look, sha256, sha256_of, write_error
+from .files import MARK, displaced, folder_of, is_marked, look_again, sha256, sha256_of, write_error
+from .open_folder import OpenFolder
 from .reading import read_plain
 
 _log = logging.getLogger(__name__)
@@ -66,35 +68,53 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
             why = "It is a folder, a link or a device."
             raise UsageError(f"Cannot write {place}.", why=why, fix="Remove it, or choose another name.")
     names = [place.name for place in staged.values()]
-    gathered = folder / "gathered"
-    gathered.mkdir()
+    batch = _batch_of(main)
     try:
-        for file, place in staged.items():
-            flush(file)
-            file.replace(gathered / place.name)
-        flush(gathered)
-        for place in staged.values():
-            last_look.get()(place)
-        _finish_interrupted(main, names)
-        batch = _batch_of(main)
-        gathered.rename(batch)  # the moment of change
-        try:
-            _move(batch, names)
-        except (KeyboardInterrupt, SystemExit):  # a request to end that came after the change
-            _move(batch, names)
-            raise
+        with ExitStack() as stack:
+            work, parent = (stack.enter_context(folder_of(path)) for path in (folder / "gathered", main))
+            work.make("gathered")
+            gathered = work.open("gathered")
+            stack.callback(gathered.close)
+            gathered.add(MARK)
+            for file, place in staged.items():
+                with folder_of(file) as source:
+                    source.flush(file.name)
+                    source.move(file.name, gathered, place.name)
+            gathered.flush()
+            for place in staged.values():
+                look_again(place, parent)
+            _finish_interrupted(main, names, parent)
+            work.move("gathered", parent, batch.name)  # the moment of change
+            gathered.path = batch
+            wrote(*staged.values())
+            try:
+                lost = _move(gathered, names, parent)
+            except (KeyboardInterrupt, SystemExit):  # a request to end that came after the change
+                _move(gathered, names, parent)
+                raise
+        if lost:
+            raise displaced(main.with_name(lost[0]))
         _log.info("wrote %s", ", ".join(str(place) for place in staged.values()))
     except OSError as error:
         raise write_error(main, error) from error
 
 
-def _move(batch: Path, names: Collection[str]) -> None:
-    """Move the files in the folder to their places."""
+def _move(batch: OpenFolder, names: Collection[str], parent: OpenFolder) -> list[str]:
+    """Move the files in the open folder of finished files to their places, and remove it.
+
+    Returns:
+        Those that somebody replaced at once.
+    """
+    lost = []
     for name in _in_order(names):
         with contextlib.suppress(FileNotFoundError):
-            (batch / name).replace(batch.parent / name)
+            if not batch.move(name, parent, name):
+                lost.append(name)
     with contextlib.suppress(FileNotFoundError):
-        batch.rmdir()
+        batch.remove_file(MARK)
+    with contextlib.suppress(OSError):  # another folder that has taken the name stays, unless it is empty
+        parent.remove_folder(batch.path.name)
+    return lost
 
 
 def _batch_of(main: Path) -> Path:
@@ -125,36 +145,40 @@ def check_leftover(main: Path, names: Collection[str]) -> None:
         pass
 
 
-def _finish_interrupted(main: Path, names: Collection[str]) -> None:
+def _finish_interrupted(main: Path, names: Collection[str], parent: OpenFolder) -> None:
     """Move what a killed process had published as `main` but not moved; `names` as for `check_leftover`."""
-    with _leftover(main, names) as (found, descriptor):
-        for name in found:
-            os.replace(name, main.with_name(name), src_dir_fd=descriptor)
-    with contextlib.suppress(FileNotFoundError):
-        _batch_of(main).rmdir()
+    with _leftover(main, names) as batch:
+        if batch is not None:
+            _move(batch, [name for name in batch.names() if name != MARK], parent)
 
 
 @contextmanager
-def _leftover(main: Path, names: Collection[str]) -> Iterator[tuple[list[str], int]]:
-    """Open the folder of an interrupted write; yield its names in moving order, and the descriptor."""
+def _leftover(main: Path, names: Collection[str]) -> Iterator[OpenFolder | None]:
+    """Open the folder of an interrupted write, if there is one."""
     batch = _batch_of(main)
-    if not os.path.lexists(batch):
-        yield [], -1
-        return
-    try:
-        descriptor = os.open(batch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except (OSError, AttributeError) as error:  # a link; or Windows, where folders cannot be opened
-        raise _foreign(batch, "It cannot be told whether an interrupted write left it.") from error
-    try:
-        found = _in_order(os.listdir(descriptor))  # noqa: PTH208 (has no descriptors)
-        if os.fstat(descriptor).st_uid != os.geteuid():
-            raise _foreign(batch, "It belongs to another user.")
-        for name in found:
-            if not _is_own(name, descriptor, main, names):
-                raise _foreign(batch, f"A write of {main.name} would not have left {name!r} in it.")
-        yield found, descriptor
-    finally:
-        os.close(descriptor)
+    with folder_of(main) as parent:
+        if not parent.holds(batch.name):
+            yield None
+            return
+        try:
+            folder = parent.open(batch.name)
+        except OSError as error:
+            raise _foreign(batch, "It cannot be told whether an interrupted write left it.") from error
+        try:
+            if folder.descriptor is None:  # Windows, where folders cannot be opened
+                raise _foreign(batch, "It cannot be told whether an interrupted write left it.")
+            if folder.stat().st_uid != os.geteuid():
+                raise _foreign(batch, "It belongs to another user.")
+            found = folder.names()
+            for name in found:
+                if name != MARK and not _is_own(name, folder.descriptor, main, names):
+                    raise _foreign(batch, f"A write of {main.name} would not have left {name!r} in it.")
+            # Who can write to the folder above can give this name to any folder of the user's.
+            if found and not is_marked(folder):
+                raise _foreign(batch, f"It lacks the file {MARK}, which a write leaves in it.")
+            yield folder
+        finally:
+            folder.close()
 
 
 def _is_own(name: str, folder: int, main: Path, names: Collection[str]) -> bool:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import shutil
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...core.at_work import wrote
 from ...core.errors import UsageError
-from ...core.storage.files import is_file, sha256, write_error
-from ...core.storage.reading import check_plain
+from ...core.storage.files import folder_of, is_file, look_again, sha256, write_error
+from ...core.storage.open_folder import OpenFolder
+from ...core.storage.reading import open_plain, read_plain
+
+# As much as `tokenizer.json` may have (docs/robustness.md).
+MAX_BYTES = 128 << 20
+# The largest tokenizers have a few million; each takes some 60 bytes of memory to parse.
+_MOST_VALUES = 1 << 23
+_TEXTS = (".json", ".jinja", ".txt")
 
 
 def check_companions(folder: Path, names: Sequence[str], output: Path) -> list[Path]:
@@ -21,23 +31,75 @@ def check_companions(folder: Path, names: Sequence[str], output: Path) -> list[P
         output: the file to write.
 
     Raises:
-        UsageError: another file of one of these names lies there, which is never replaced.
+        UsageError: another file of one of these names lies there, which is never replaced; or one of the folder is a
+            link out of it, no plain file, too large, or not the JSON or text that its name says.
     """
     found = []
     for source in (folder / name for name in names):
-        if not source.exists():
+        if not os.path.lexists(source):
             continue
-        check_plain(source)
+        check_inside(source, folder)
+        try:
+            content = read_plain(source, MAX_BYTES)
+        except OSError as error:
+            raise _unusable(source, f"{error.strerror or error}.") from error
+        check_content(source, content)
         place = output.with_name(source.name)
         if not os.path.lexists(place):
             found.append(source)
-        elif not is_file(place) or sha256(place) != sha256(source):
+        elif not is_file(place) or sha256(place) != hashlib.sha256(content).hexdigest():
             raise UsageError(
                 f"{place} is not replaced.",
                 why=f"It is another file than the {source.name} of {folder}, which belongs beside {output.name}.",
                 fix="Write into a folder of its own.",
             )
     return found
+
+
+def check_inside(source: Path, folder: Path) -> None:
+    """Refuse a file of a folder that is a link out of it.
+
+    In a cache of the Hugging Face Hub, `models--O--N/snapshots/R/`, files are links to `models--O--N/blobs/`.
+
+    Raises:
+        UsageError: it leads elsewhere, or nowhere.
+    """
+    if not source.is_symlink():
+        return
+    try:
+        real, inside = source.resolve(strict=True), folder.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise _unusable(source, "It is a link that leads nowhere.") from error
+    within = [inside, *(above.parent / "blobs" for above in inside.parents if above.name == "snapshots")]
+    if not any(place in real.parents for place in within):
+        raise _unusable(source, f"It is a link to {real}, outside of {folder}, and would be copied beside the output.")
+
+
+def check_content(source: Path, content: bytes) -> None:
+    """Refuse what is not what a companion's name says: JSON in UTF-8, or text in UTF-8.
+
+    Raises:
+        UsageError: it is too large, no UTF-8, or no JSON.
+    """
+    if len(content) > MAX_BYTES:
+        raise _unusable(source, f"It has more than {MAX_BYTES >> 20} MiB.")
+    if source.suffix not in _TEXTS:
+        return
+    try:
+        text = content.decode("utf-8")
+        if source.suffix == ".json":
+            if sum(map(text.count, ",[{")) > _MOST_VALUES:
+                raise _unusable(source, f"It has more than {_MOST_VALUES:,} values.")
+            json.loads(text)
+    except UnicodeDecodeError as error:
+        raise _unusable(source, "It is no text in UTF-8.") from error
+    except (ValueError, RecursionError) as error:
+        raise _unusable(source, f"It is no JSON: {str(error)[:200]}.") from error
+
+
+def _unusable(source: Path, why: str) -> UsageError:
+    fix = f"Put the file itself there, or remove {source.name} if the model does not need it."
+    return UsageError(f"{source} cannot be copied.", why=why, fix=fix)
 
 
 def copy_companions(files: Sequence[Path], output: Path, folder: Path) -> list[Path]:
@@ -53,19 +115,49 @@ def copy_companions(files: Sequence[Path], output: Path, folder: Path) -> list[P
     """
     copies = []
     for source in files:
-        staged, place = folder / f"companion-{source.name}", output.with_name(source.name)
+        name, place = f"companion-{source.name}", output.with_name(source.name)
         try:
-            shutil.copyfile(source, staged)
-            _move_to_free_place(staged, place)
+            with folder_of(folder / name) as work, folder_of(output) as parent:
+                _copy(source, folder / name)
+                look_again(place, parent)
+                _give_free_name(work, name, parent, place.name)
         except FileExistsError as error:
             raise UsageError(f"{place} is not replaced.", why="It appeared during the export.") from error
         except OSError as error:
             raise write_error(place, error) from error
         copies.append(place)
+        wrote(place)
     return copies
 
 
-def _move_to_free_place(staged: Path, place: Path) -> None:
+def _copy(source: Path, copy: Path) -> None:
+    """Copy a companion; nobody can read the copy who could not read the original.
+
+    Raises:
+        UsageError: it is no such file any more.
+    """
+    check_inside(source, source.parent)
+    with open_plain(source) as stream:
+        original = os.fstat(stream.fileno())
+        content = stream.read(MAX_BYTES + 1)
+    check_content(source, content)
+    with copy.open("xb") as writing:
+        writing.write(content)
+        writing.flush()
+        os.fsync(writing.fileno())
+        if hasattr(os, "fchmod"):
+            os.fchmod(writing.fileno(), _mode_of(original, os.fstat(writing.fileno())))
+
+
+def _mode_of(original: os.stat_result, copy: os.stat_result) -> int:
+    """Return the mode for a copy: what it was made with, without what others may not do with the original."""
+    allowed = stat.S_IMODE(original.st_mode)
+    if original.st_gid != copy.st_gid:  # another group, which may do what everybody may
+        allowed = allowed & ~stat.S_IRWXG | (allowed & stat.S_IRWXO) << 3
+    return stat.S_IMODE(copy.st_mode) & (allowed | stat.S_IRWXU)
+
+
+def _give_free_name(work: OpenFolder, name: str, parent: OpenFolder, new: str) -> None:
     """Give a file its final name, which must not be taken.
 
     Raises:
@@ -73,13 +165,13 @@ def _move_to_free_place(staged: Path, place: Path) -> None:
         OSError: the place cannot be written.
     """
     try:
-        os.link(staged, place)  # unlike a move, never over a file that has appeared
+        work.link(name, parent, new)  # unlike a move, never over a file that has appeared
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links: an empty file claims the name first
-        place.open("xb").close()
+        parent.add(new)
         try:
-            staged.replace(place)
+            work.move(name, parent, new)
         except OSError:
-            place.unlink()
+            parent.remove_file(new)
             raise

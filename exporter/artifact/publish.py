@@ -28,7 +28,7 @@ from ...core.versions import installed
 from ...onnx_graph.graph_values import outside_weights
 from ..checks.checked_file import CheckedFile
 from ..checks.loads import check_model
-from ..checks.table import run_checks
+from ..checks.table import run_checks, way_to_accept
 from .form import FileOptions, WrittenForm
 from .serialize import forget_weights, write_model
 from .shared_weights import share_weights
@@ -38,13 +38,8 @@ _log = logging.getLogger(__name__)
 _PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 
 
-# What to do about a failed check, by its name.
-_ADVICE = {
-    PARITY: f"If outputs so far apart serve you, say how far with {argument('atol')} and {argument('rtol')}.",
-    "no wide integers": f"If the file is for runtimes that compute int64 in 64 bits, as onnxruntime does: "
-    f"{argument('allow_wide_integers', True)}.",
-    "linear memory": f"If that memory serves you: {argument('allow_quadratic', True)}.",
-}
+# What to do about a failed check.
+_WIDER = f"To accept this difference, raise {argument('atol')} or {argument('rtol')}."
 _REPORT = "Run again with -v for more, or report the model's configuration."
 
 
@@ -100,10 +95,18 @@ def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[C
             raise CheckFailed(
                 f"The exported file failed its check: {record.name}.",
                 why=record.detail,
-                fix=f"Nothing was written. {_ADVICE.get(record.name, _REPORT)}",
+                fix=f"Nothing was written. {_advice(record.name)}",
             )
         passed.append(record)
     return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)
+
+
+def _advice(check: str) -> str:
+    """Say what to do about a failed check."""
+    accepted_by = way_to_accept(check)
+    if accepted_by:
+        return f"To accept this, add {argument(accepted_by, True)}."
+    return _WIDER if check == PARITY else _REPORT
 
 
 @dataclass(frozen=True)

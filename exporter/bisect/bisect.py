@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from ...core.at_work import temporary_folder
 from ...core.documents.engine_facts import read_model_facts
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
@@ -20,6 +19,7 @@ from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
 from ...core.progress import timed_steps
 from ...core.tensors import SEQUENCE
 from ...core.tolerance import tolerance_for
+from ...onnx_graph.library_errors import infer_shapes
 from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
@@ -73,7 +73,7 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     progress("Running the model in float64")
     document = file.parse()
     if not document.graph.value_info:  # a file in standard operators omits shapes that inference gives
-        document = onnx.shape_inference.infer_shapes(document, data_prop=True)
+        document = infer_shapes(document, data_prop=True)
     fix(document.graph, sizes)
     bisection = _Bisection(request, source, dtype, document, sizes.get(SEQUENCE, source.shapes.seq_len))
     recording = bisection.record(inputs)
@@ -122,9 +122,9 @@ class _Bisection:
         self, inputs: Arrays, recording: Recording, boundaries: list[Boundary], notes: list[str]
     ) -> BisectReport:
         """Run the file and compare every boundary in order."""
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             names = [boundary.value for boundary in boundaries]
-            session = open_marked(self.document, names, Path(folder), self.request)
+            session = open_marked(self.document, names, folder, self.request)
             runner = SessionRunner(session)
             measured = measure(runner, boundaries, inputs, self.tolerance)
             report = BisectReport(self.dtype, session.provider, measured, notes=notes)

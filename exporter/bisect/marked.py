@@ -23,7 +23,7 @@ from ...core.limits import LARGEST_SIZE
 from ...core.storage.files import sha256
 from ...core.tensors import BATCH, SEQUENCE
 from ...onnx_graph.graph_values import external_files
-from ...onnx_graph.wire_scan import lies_inside
+from ...onnx_graph.judgement import lies_inside
 from ...runtime.session import Session, load
 from ..source.source_model import SourceModel
 from .request import BisectRequest

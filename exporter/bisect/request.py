@@ -85,6 +85,15 @@ class BisectReport:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def passed(self) -> bool:
+        """Whether every boundary is within the tolerance; False where none was compared."""
+        return self.fault is None and bool(self.rows)
+
+    def __bool__(self) -> bool:
+        """Return `passed`."""
+        return self.passed
+
+    @property
     def largest(self) -> Measured:
         """The boundary with the largest error relative to its own size."""
         return max(self.rows, key=lambda row: row.comparison.relative_rms)
@@ -92,7 +101,7 @@ class BisectReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON types."""
         return {
-            "passed": self.fault is None,
+            "passed": self.passed,
             "dtype": self.dtype,
             "provider": self.provider,
             "fault": None if self.fault is None else self.fault.to_dict(),

@@ -69,6 +69,7 @@ def _of_folder(opened: OpenedCheckpoint) -> dict[str, Any]:
         "config": str(path),
         "class": resolved.class_name,
         "given": _entries(resolved.args.model_dump(mode="json"), path.name),
+        "warnings": list(opened.warnings),
         **_of_windows(resolved),
     }
 

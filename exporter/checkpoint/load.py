@@ -29,6 +29,7 @@ from ...core.storage.files import sha256
 from ...core.storage.mistaken import refuse_mistaken
 from ...core.storage.nesting import check_nesting
 from ...core.storage.reading import check_plain, open_plain
+from ...core.storage.unchanged import Unchanged, unchanged
 from .documents import read_json
 from .folders import is_index, read_folder, refuse_shard
 from .foreign_files import archive_error, refuse_foreign
@@ -68,6 +69,7 @@ class LoadedCheckpoint:
         warnings: choices between several sets of weights that nobody made, one line each.
         others: every other set of weights in the file, as `inspect` lists them.
         tied: names that the file leaves out because they share the tensor of another name, each with that name.
+        files: the files as they were when they were read; None for a live model.
     """
 
     state: dict[str, torch.Tensor]
@@ -79,6 +81,7 @@ class LoadedCheckpoint:
     warnings: list[str] = field(default_factory=list)
     others: list[dict[str, Any]] = field(default_factory=list)
     tied: dict[str, str] = field(default_factory=dict)
+    files: Unchanged | None = None
 
 
 def load_state(
@@ -99,13 +102,16 @@ def load_state(
     """
     if path.is_dir() or is_index(path):
         contents = read_folder(path, _read_file)
-        digest = hashlib.sha256("".join(sha256(file) for file in contents.files).encode()).hexdigest()
-        size = sum(file.stat().st_size for file in contents.files)
-        return read_state(contents.loaded, path, contents.notes, roots, entry, empty, contents.tied, digest, size)
+        with unchanged(contents.files) as files:
+            digest = hashlib.sha256("".join(sha256(file) for file in contents.files).encode()).hexdigest()
+            size = sum(file.stat().st_size for file in contents.files)
+            read = read_state(contents.loaded, path, contents.notes, roots, entry, empty, contents.tied, digest, size)
+        return replace(read, files=files)
     refuse_shard(path)
-    notes: list[str] = []
-    loaded, tied = _read_file(path, notes)
-    return read_state(loaded, path, notes, roots, entry, empty, tied)
+    with unchanged([path]) as files:
+        notes: list[str] = []
+        loaded, tied = _read_file(path, notes)
+        return replace(read_state(loaded, path, notes, roots, entry, empty, tied), files=files)
 
 
 def read_state(

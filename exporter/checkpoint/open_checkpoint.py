@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from ...core.errors import UsageError
 from ...core.storage.files import sha256
 from ...core.storage.mistaken import check_exists
 from ...core.storage.reading import check_plain
+from ...core.storage.unchanged import Unchanged, unchanged
 from ..models.family import FolderContents, FolderForm, ShapeRequest
 from ..models.registry import CLASSES, detect_family, find_folder, read_live
 from ..source.source_model import SourceModel
+from ..source.upstream_class import upstream_module
 from .config import RawConfig, adds_residual_only, load_config
 from .infer_config import Resolved, gather, infer_config
 from .load import LoadedCheckpoint, find_config, load_state, with_tied
 from .tensors import check_finite
 
 _log = logging.getLogger(__name__)
+_HYPER_CONNECTIONS = "hyper-connections"
 
 
 @dataclass(frozen=True)
@@ -34,20 +38,19 @@ class OpenedCheckpoint:
     Args:
         loaded: the weights and where they came from.
         resolved: the configuration, completed from the weights.
+        warnings: what may be wrong and no check of a file can see.
+        original: loads upstream's own module from the user's files, where that is the reference.
     """
 
     loaded: LoadedCheckpoint
     resolved: Resolved
+    warnings: Sequence[str] = ()
+    original: Callable[[], nn.Module] | None = None
 
     @property
     def notes(self) -> list[str]:
         """Notes on what was chosen, assumed or converted."""
         return [*self.loaded.notes, *self.resolved.notes]
-
-    @property
-    def warnings(self) -> list[str]:
-        """Choices between several sets of weights that nobody made."""
-        return self.loaded.warnings
 
     @property
     def not_in_weights(self) -> list[str]:
@@ -89,7 +92,19 @@ class OpenedCheckpoint:
             not adds_residual_only(self.resolved.hyper_connections),
             request,
             self.not_in_weights,
+            self.original or self._upstream(),
         )
+
+    def _upstream(self) -> Callable[[], nn.Module] | None:
+        """Return what loads the weights into the published class, where that computes what the model was trained as."""
+        resolved = self.resolved
+        try:
+            installed: str | None = version(_HYPER_CONNECTIONS)
+        except PackageNotFoundError:
+            installed = None
+        if adds_residual_only(resolved.hyper_connections) != adds_residual_only(installed):
+            return None  # the installed hyper-connections is of the other kind
+        return upstream_module(resolved.class_name, resolved.args, resolved.state)
 
 
 def open_checkpoint(
@@ -142,7 +157,8 @@ def open_checkpoint(
         config = find_config(path, config)
         known = load_config(config) if config is not None else None
         _log.info("configuration: %s", config or "none, all is inferred from the weights")
-    return OpenedCheckpoint(loaded, infer_config(gather(loaded.state, known, overrides, loaded.settings)))
+    resolved = infer_config(gather(loaded.state, known, overrides, loaded.settings))
+    return OpenedCheckpoint(loaded, resolved, tuple(loaded.warnings))
 
 
 def open_live(module: nn.Module) -> OpenedCheckpoint | None:
@@ -157,10 +173,11 @@ def open_live(module: nn.Module) -> OpenedCheckpoint | None:
     return _opened(read, "", Path(type(module).__name__))
 
 
-def _opened(read: FolderContents, digest: str, path: Path) -> OpenedCheckpoint:
-    loaded = LoadedCheckpoint(dict(read.state), digest, path, list(read.notes))
+def _opened(read: FolderContents, digest: str, path: Path, files: Unchanged | None = None) -> OpenedCheckpoint:
+    loaded = LoadedCheckpoint(dict(read.state), digest, path, list(read.notes), files=files)
     args = CLASSES[read.class_name].args(**read.arguments)
-    return OpenedCheckpoint(loaded, Resolved(read.class_name, args, None, loaded.state))
+    resolved = Resolved(read.class_name, args, None, loaded.state)
+    return OpenedCheckpoint(loaded, resolved, tuple(read.warnings), read.original)
 
 
 def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> OpenedCheckpoint:
@@ -169,14 +186,15 @@ def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> Open
     Its SHA-256 is that of its files' SHA-256 one after the other.
 
     Raises:
-        UsageError: one of its files is missing, not a plain file, or cannot be read.
+        UsageError: one of its files is missing, not a plain file, or cannot be read, or changes meanwhile.
     """
     files = form.files(path)
     for file in files:
         check_plain(file)
         if not file.is_file():
             raise UsageError(f"{path} has no {file.name}.", why="A model of its family has one.", fix="Copy all of it.")
-    read = form.read(path, given)
-    _log.info("%s: %s with %d tensors", path, read.class_name, len(read.state))
-    digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
-    return _opened(read, digest, path)
+    with unchanged(files) as state:
+        read = form.read(path, given)
+        _log.info("%s: %s with %d tensors", path, read.class_name, len(read.state))
+        digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
+    return _opened(read, digest, path, state)

@@ -60,7 +60,7 @@ _NONE_MEANS = {
     "look_forward": "0 if causal, else 1",
     "exact_windowsize": "true",
     "dim": "none",
-    "scale": "1 / √(channels of a head)",
+    "scale": "1 / sqrt(channels of a head)",
     "xpos_scale_base": "half a window",
 }
 _OPEN, _CLOSE = "<fill in: ", ">"
@@ -138,7 +138,7 @@ def placeholders(document: Mapping[str, Any]) -> dict[str, str]:
 
 def template_text(document: Mapping[str, Any]) -> str:
     """Write a configuration as the text of its file."""
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(document, indent=2) + "\n"
 
 
 def template_path(checkpoint: Path) -> Path:

@@ -16,6 +16,7 @@ import onnx
 
 from ...core.documents.sidecar import CheckRecord
 from ...onnx_graph.without_weights import read_message
+from ...runtime.parity.golden import Golden
 from ...runtime.session import Session
 from .options import CheckOptions
 
@@ -63,11 +64,17 @@ class CheckedFile(ABC):
 
 
 class ExportedFile(CheckedFile):
-    """A file that was made from a model in PyTorch, which it is compared with."""
+    """A file that was made from a model in PyTorch, which it is compared with.
+
+    Attributes:
+        golden: what the user's own model computed; None where nothing was recorded.
+    """
+
+    golden: Golden | None
 
     @abstractmethod
-    def golden_outputs(self) -> CheckRecord | None:
-        """Compare with what the user's own model computed; None where nothing was recorded."""
+    def golden_outputs(self, golden: Golden) -> CheckRecord:
+        """Compare with what the user's own model computed."""
 
     @abstractmethod
     def parity(self) -> CheckRecord:
@@ -82,8 +89,8 @@ class SequenceFile(ExportedFile):
     """A file that takes whole sequences."""
 
     @abstractmethod
-    def rows(self) -> CheckRecord | None:
-        """Try whether the rows of a batch are independent; None where the batch is fixed."""
+    def rows(self) -> CheckRecord:
+        """Try whether the rows of a batch are independent, in a file whose batch is dynamic."""
 
     @abstractmethod
     def window(self) -> CheckRecord:

@@ -25,7 +25,7 @@ from onnx.external_data_helper import uses_external_data
 from onnx.reference import ReferenceEvaluator
 
 from ...core.limits import LARGEST_SIZE
-from ...onnx_graph.graph_values import graphs_of
+from ...onnx_graph.judgement import graphs_of
 
 Types = dict[str, onnx.TypeProto]
 
@@ -79,6 +79,7 @@ class IntegerRanges:
     Attributes:
         known: the intervals of the graph's tensors of integers, and of constants, by name.
         largest: the largest magnitude of an int64, except ends of slices.
+        count: how many times a node reads or gives an int64; moves of elements are not counted.
         beyond: nodes with an int64 that does not fit 32 bits, a sentence each.
         unknown: nodes with an int64 of which nothing is known, a sentence each.
     """
@@ -86,7 +87,7 @@ class IntegerRanges:
     def __init__(
         self, model: onnx.ModelProto, folder: Path, limits: Mapping[str, int], sizes: Mapping[str, int]
     ) -> None:
-        self.largest, self.beyond, self.unknown = 0, list[str](), list[str]()
+        self.largest, self.count, self.beyond, self.unknown = 0, 0, list[str](), list[str]()
         self._opsets, self._ir = list(model.opset_import), model.ir_version
         types: Types = {x.name: x.type for x in model.graph.value_info}
         known: dict[str, Interval] = {}
@@ -201,6 +202,7 @@ class IntegerRanges:
         for name in (*node.output, *node.input):
             if _element(types.get(name)) not in _WIDE:
                 continue
+            self.count += 1
             if name in known:
                 most = max(abs(int(end)) for end in _hull([known[name]]))
                 self.largest = max(self.largest, most)

@@ -7,17 +7,18 @@ if its length is dynamic, at a length that its window does not cover.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
 
 from ...core.documents.sidecar import CheckRecord
-from ...onnx_graph.graph_values import all_graphs
-from .outcome import failed, not_proven, passed, skipped
+from .growth import UNKNOWN, Growth, all_shapes, per_position, sizes_of, square_in
+from .outcome import failed, not_proven, passed
 from .probe import NodeProbe, probes
 from .quadratic_memory import Shape, Taken, still_square, taken_sizes
-from .window import Findings, check_node_window
+from .window import Findings, check_node_window, edges_hold
 
 # Twice the length takes twice the memory, and a little more for padding; four times would be quadratic.
 _LINEAR = 3.0
@@ -32,7 +33,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
     """
     different = probes(model)
     if not different:
-        return skipped("no layer was replaced by windowed attention")
+        return not_proven("the file has no windowed attention, so there was no window to check")
     findings, small = Findings(), []
     for probe in different:
         one = Findings()
@@ -49,21 +50,24 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         return not_proven(f"{', '.join(absent)}: {why}", **figures)
     if small:
         return not_proven("; ".join(small[:3]), **figures)
-    return passed(f"{findings.boundaries} boundaries hold, {len(different)} different node(s)", **figures)
+    if all(probe.geometry.sees_all for probe in different):
+        edges = f"{findings.boundaries} edges of full attention are correct ({len(different)} distinct node(s))"
+        return not_proven(f"no layer has a window; {edges}", **figures)
+    return passed(edges_hold(findings.boundaries, len(different)), **figures)
 
 
 def check_layer_memory(
     model: onnx.ModelProto,
     lengths: set[int],
-    dynamic_axis: str,
+    dynamic_axes: Collection[str],
     retrace: Callable[[Taken], tuple[set[int], dict[str, Shape]] | None],
 ) -> CheckRecord:
     """Check that no attention node and no other tensor takes memory quadratic in the sequence length.
 
     Args:
         model: the written file, weights may be absent.
-        lengths: lengths of the sequences, if they are static.
-        dynamic_axis: name of the sequence axis if it is dynamic, else "".
+        lengths: lengths of the sequences, if they are static; empty where they are not known.
+        dynamic_axes: names of the dynamic axes that may be the sequence; empty where it is static.
         retrace: traces the module so that every layer sees other lengths; returns those lengths and the shapes by
             name, or None if the module accepts no other lengths.
     """
@@ -71,10 +75,12 @@ def check_layer_memory(
     suspects = [fault for probe in different.values() for fault in _superlinear(probe)]
     if suspects:
         return failed(f"not linear in the length: {', '.join(suspects[:5])}")
-    shapes = _shapes(model)
-    square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths, dynamic_axis)}
-    faults = list(square)
-    if square and not dynamic_axis:
+    shapes = all_shapes(model)
+    if dynamic_axes:
+        return _dynamic_memory(shapes, dynamic_axes, len(different))
+    square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths)}
+    faults: list[str] = []
+    if square:
         taken = taken_sizes(shapes, square)
         elsewhere = retrace(taken)
         if elsewhere is not None:
@@ -85,10 +91,92 @@ def check_layer_memory(
                 detail = f"{', '.join([*square][:5])} may be square in the length, or as wide by chance"
                 return not_proven(detail)
     if faults:
-        detail = f"{len(faults)} tensors outside the replaced layers are square in the length: {', '.join(faults[:5])}"
-        return failed(detail)
-    detail = f"{len(different)} different node(s) take memory linear in the length, and no other tensor is square in it"
-    return passed(detail, tensors=len(shapes))
+        return failed(_square(faults))
+    if not lengths:
+        return not_proven(f"which size is the sequence length is not known; {_nodes(len(different))}")
+    sizes = ", ".join(map(str, sorted(lengths)[:5]))
+    return passed(f"no n × n tensor (n = {sizes}); {_nodes(len(different))}", tensors=len(shapes))
+
+
+def _dynamic_memory(shapes: Mapping[str, tuple[int | str, ...]], axes: Collection[str], different: int) -> CheckRecord:
+    """Look for tensors with two dimensions that grow with one of the axes, by the expressions of their dimensions."""
+    growing = {name: [size for size in shape if _grows(size, axes)] for name, shape in shapes.items()}
+    faults = [
+        name for name, sizes in growing.items() if any(sum(_grows(x, [axis]) for x in sizes) > 1 for axis in axes)
+    ]
+    if faults:
+        return failed(_square(faults))
+    if not any(growing.values()):
+        return not_proven(f"no tensor has the dynamic axis {', '.join(axes)}, so nothing was measured")
+    unknown = [name for name, shape in shapes.items() if _unknown(shape) and (growing[name] or _unknown(shape) > 1)]
+    if unknown:
+        return not_proven(
+            f"the size of {len(unknown)} tensor(s) is not known before the file runs: {', '.join(unknown[:3])}"
+        )
+    named = ", ".join(f"n = {axis}" for axis in axes)
+    return passed(f"no n × n tensor ({named}); {_nodes(different)}", tensors=len(shapes))
+
+
+def _grows(size: int | str, axes: Collection[str]) -> bool:
+    """Return whether a dimension grows with one of the axes; `Min(32, seq)` does not, as its number bounds it."""
+    if not isinstance(size, str) or size.startswith("Min("):
+        return False
+    return any(re.search(rf"(?<!\w){re.escape(axis)}(?!\w)", size) for axis in axes)
+
+
+def _unknown(shape: tuple[int | str, ...]) -> int:
+    """Count the dimensions that are neither numbers nor expressions of named axes of the inputs."""
+    return sum(size == UNKNOWN for size in shape)
+
+
+def _square(faults: Sequence[str]) -> str:
+    return f"{len(faults)} tensor(s) outside the windowed layers are n × n: {', '.join(faults[:5])}"
+
+
+def _nodes(different: int) -> str:
+    if not different:
+        return "there are no windowed attention nodes"
+    return f"memory of the attention nodes is linear in the length ({different} distinct)"
+
+
+def check_growth(
+    model: onnx.ModelProto, lengths: Collection[int], found: CheckRecord, growths: Iterable[Growth | str]
+) -> CheckRecord:
+    """Measure how the tensors of a file with static sizes grow with each axis of its inputs.
+
+    Args:
+        model: the written file, weights may be absent.
+        lengths: of the sequences; empty where they are not known.
+        found: what `check_layer_memory` found at these lengths.
+        growths: for each axis the shapes at another size; its name where the module takes one size only.
+    """
+    shapes = all_shapes(model)
+    sequences, fixed = list[Growth](), list[str]()
+    for growth in growths:
+        if isinstance(growth, str):
+            fixed.append(growth)
+            continue
+        # The first axis of an input may count sequences, and where lengths are known, others are none.
+        if growth.size not in lengths if lengths else growth.axis.startswith("axis 0 "):
+            continue
+        sequences.append(growth)
+        faults = square_in(growth, model)
+        if faults:
+            return failed(f"{_square(faults)} (n = {growth.size}, {growth.axis})")
+    if sequences:
+        most = max(per_position(growth, model) for growth in sequences)
+        sizes = ", ".join(f"{growth.size} → {growth.other} for {growth.axis}" for growth in sequences)
+        detail = f"no n × n tensor, measured with n = {sizes}; at most {most:,} elements a position"
+        return passed(detail, tensors=len(shapes))
+    if lengths:
+        return found
+    given = {x for value in model.graph.input for x in sizes_of(value) if isinstance(x, int) and x > 1}
+    square = [name for name, shape in shapes.items() if _is_square(shape, given)]
+    scores = _scores(model, square, shapes, given)
+    if scores:
+        return failed(_square(scores))
+    why = f"the module takes {', '.join(fixed) or 'its inputs'} at one size only, so growth cannot be measured"
+    return not_proven(f"{why}; {len(square)} tensor(s) may be n × n" if square else why)
 
 
 def _at_some_length(probe: NodeProbe) -> NodeProbe:
@@ -128,18 +216,11 @@ def _grown(probe: NodeProbe, span: int) -> list[str]:
     ]
 
 
-def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return the shapes of all tensors of a model and its subgraphs, dynamic dimensions by their expression."""
-    shapes: dict[str, tuple[int | str, ...]] = {}
-    for graph in all_graphs(model.graph):
-        values = (*graph.value_info, *graph.input, *graph.output)
-        shapes |= {v.name: tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
-        shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    return shapes
-
-
 def _scores(
-    model: onnx.ModelProto, suspects: Collection[str], shapes: Mapping[str, tuple[int | str, ...]], lengths: set[int]
+    model: onnx.ModelProto,
+    suspects: Collection[str],
+    shapes: Mapping[str, tuple[int | str, ...]],
+    lengths: Collection[int],
 ) -> list[str]:
     """List the suspects that are a product of two activations over another axis, as attention scores are.
 
@@ -156,10 +237,6 @@ def _scores(
     return found
 
 
-def _is_square(shape: tuple[int | str, ...], lengths: set[int], dynamic_axis: str) -> bool:
-    if dynamic_axis:
-        # `Min(32, seq)` does not grow with the sequence, because it is bounded by its number.
-        growing = [size for size in shape if isinstance(size, str) and dynamic_axis in size]
-        return sum(not size.startswith("Min(") for size in growing) >= 2
+def _is_square(shape: tuple[int | str, ...], lengths: Collection[int]) -> bool:
     sizes = [size for size in shape if isinstance(size, int)]
     return sum(size in lengths for size in sizes) >= 2 and math.prod(sizes) > 1

@@ -15,7 +15,7 @@ from ...core.tolerance import Tolerance
 from ...runtime.inputs.arrays import random_inputs
 from ...runtime.parity.baseline import BaselineMeter, beside, both_errors, table_alone
 from ...runtime.parity.compare import compare, worst_of
-from ...runtime.parity.comparison import Comparison, unproven_outputs
+from ...runtime.parity.comparison import Comparison, outcome_of, unproven_outputs
 from ...runtime.parity.inputs import InputSet
 from ...runtime.parity.report import overall, verdicts
 from ...runtime.parity.runner import Runner, Sample, SessionRunner
@@ -164,7 +164,7 @@ def parity_record(
         text = f"{why}; {text}" if nothing else f"{text}; {why}"
     return CheckRecord(
         name=PARITY,
-        status="failed" if not passed else "not proven" if nothing else "passed",
+        status=outcome_of(passed, nothing),
         detail=text,
         figures={**worst.figures(), **figures},
         baseline=baseline,

@@ -51,9 +51,9 @@ def check_quadratic_memory(
     """
     length, window = source.shapes.seq_len, source.window_size
     if source.shapes.full_mask:
-        return skipped(f"a mask {length} × {length} was asked for")
+        return skipped(f"you asked for a mask of {length} × {length}")
     if length <= window:
-        detail = f"length {length} fits in one window of {window}: scores of one window are all there is"
+        detail = f"a sequence of {length} fits in one window of {window}, whose scores are n × n in any case"
         return not_proven(detail)
     shapes, alone = graph_shapes(model), probes(model)
     lengths = {length} | {probe.length for probe in alone}  # a node's input may be padded
@@ -69,9 +69,9 @@ def check_quadratic_memory(
         heads = source.shapes.batch * source.shapes.heads
         largest = max(largest, heads * max(math.prod(shape) for shape in inside.values()))
     if suspects:
-        detail = f"{len(suspects)} tensors are {length} × {length}: {', '.join(suspects[:5])}"
+        detail = f"{len(suspects)} tensor(s) are n × n (n = {length}): {', '.join(suspects[:5])}"
         return failed(detail)
-    detail = f"no tensor is {length} × {length}; the largest has {largest / length:.4g} elements per position"
+    detail = f"no n × n tensor (n = {length}); at most {-(-largest // length):,} elements a position"
     return passed(detail, largest_elements=largest, tensors=len(shapes))
 
 

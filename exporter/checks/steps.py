@@ -116,4 +116,4 @@ def whole_sequence(source: StepSource, goes_on: bool = False, beyond: int = WIND
     shapes = {name: getattr(own.shapes, name) for name in ("batch", "heads", "dim_head", "attn_bias", "causal")}
     # Padding after the last token does not change a causal model's outputs, and allows every length.
     padded = own.args.model_copy(update={"autopad": True}) if hasattr(own.args, "autopad") else own.args
-    return SourceModel(own.class_name, padded, own.state, own.mixes_residuals, ShapeRequest(length, **shapes))
+    return own.at(ShapeRequest(length, **shapes), padded)

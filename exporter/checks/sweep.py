@@ -18,7 +18,7 @@ from ...core.geometry import WindowGeometry
 from ...core.tensors import BATCH, POSITION_IDS, SEQUENCE
 from ...core.tolerance import Tolerance
 from ...runtime.inputs.arrays import random_inputs
-from ...runtime.inputs.rows import check_rows, open_batch, spans_the_batch
+from ...runtime.inputs.rows import check_rows, spans_the_batch
 from ...runtime.inputs.size_sweep import sweep_sizes
 from ...runtime.parity.inputs import InputSet
 from ...runtime.session import Arrays, Session
@@ -64,8 +64,8 @@ def _longest(source: SourceModel) -> int:
 
 def check_dynamic_memory(model: onnx.ModelProto, source: SourceModel, axes: Sequence[str]) -> CheckRecord:
     """Look for tensors quadratic in the sequence length in a file with dynamic sizes; its weights may be absent."""
-    dynamic_axis = SEQUENCE if SEQUENCE in axes else ""
-    return check_layer_memory(model, {source.shapes.seq_len}, dynamic_axis, lambda _: None)
+    sequence = [axis for axis in axes if axis == SEQUENCE]
+    return check_layer_memory(model, {source.shapes.seq_len}, sequence, lambda _: None)
 
 
 def check_joined_rows(
@@ -75,8 +75,8 @@ def check_joined_rows(
     draw: Callable[[int, Mapping[str, int]], Arrays],
     sizes: Mapping[str, int],
     lengths: Sequence[int],
-) -> CheckRecord | None:
-    """Try whether a server may join requests; None unless axis 0 of every tensor is one dynamic axis.
+) -> CheckRecord:
+    """Try whether a server may join requests: for files in which axis 0 of every tensor is one dynamic axis.
 
     Args:
         session: the written file.
@@ -86,8 +86,6 @@ def check_joined_rows(
         sizes: of the dynamic axes.
         lengths: of the sequences to try, where that axis is dynamic.
     """
-    if not open_batch(session.inputs, session.outputs):
-        return None
     each = dict.fromkeys(lengths if SEQUENCE in sizes else (0,))
     examples = (draw(seed, {**sizes, SEQUENCE: length}) for seed, length in enumerate(each))
     return check_rows(session.run, examples, dtype, spans_the_batch(written))
@@ -95,7 +93,7 @@ def check_joined_rows(
 
 def rows_of_checkpoint(
     session: Session, written: onnx.ModelProto, source: SourceModel, dtype: str, axes: Sequence[str], *, quick: bool
-) -> CheckRecord | None:
+) -> CheckRecord:
     """Try whether a server may join requests to a checkpoint's file; quick checks try one length."""
     specs = ReferenceRunner(source, dtype, axes).inputs
     window = source.window_size

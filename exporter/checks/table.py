@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from ...core.documents.proof import GOLDEN_CHECK
-from ...core.documents.sidecar import PARITY, WINDOW, CheckRecord
-from ...runtime.inputs.rows import ROWS
+from ...core.documents.proof import GOLDEN_CHECK, MEMORY_CHECK, WINDOW_CHECK
+from ...core.documents.sidecar import PARITY, CheckRecord
+from ...runtime.inputs.rows import ROWS, open_batch
 from .checked_file import CheckedFile, ConvertedFile, ExportedFile, Kind, SequenceFile
 from .loads import check_loads, check_model
 from .outcome import skipped
@@ -33,28 +33,32 @@ class Check:
 
     Args:
         name: what reports call the check.
-        run: takes the written file, returns an outcome; None where the file has nothing of the kind.
+        run: takes the written file, returns an outcome.
         applies_to: the kinds of export that make the check.
         quick: whether the quick checks make it too.
         accepted_by: the option with which a user accepts the fault; "" if no fault is accepted.
         of_nodes: whether it looks at the attention nodes, which a file in standard operators no longer has.
+        where: whether a file of these kinds has what the check is about; a file that has not gets no record.
     """
 
     name: str
-    run: Callable[[Any], CheckRecord | None]
+    run: Callable[[Any], CheckRecord]
     applies_to: frozenset[Kind] = EVERY
     quick: bool = True
     accepted_by: str = ""
     of_nodes: bool = False
+    where: Callable[[Any], bool] = lambda file: True
 
-    def record(self, file: CheckedFile) -> CheckRecord | None:
-        """Run the check on a written file, and return its record; None where it does not apply."""
+    def applies(self, file: CheckedFile) -> bool:
+        """Return whether the check is made of a file, or would be without the quick checks."""
+        return file.kind in self.applies_to and self.where(file)
+
+    def record(self, file: CheckedFile) -> CheckRecord:
+        """Run the check on a written file, and return its record."""
         if file.options.quick and not self.quick:
             return self._named(skipped(QUICK))
         file.progress(f"Checking: {self.name}")
         found = self.run(file)
-        if found is None:
-            return None
         if self.of_nodes and file.rewritten and found.status != "skipped":
             found = found.model_copy(update={"detail": f"{found.detail}; {_BEFORE}"})
         if found.status == "failed" and self.accepted_by and getattr(file.options, self.accepted_by):
@@ -65,21 +69,30 @@ class Check:
         return record.model_copy(update={"name": self.name})
 
 
-def _of_kind(method: Callable[[Any], CheckRecord | None]) -> Callable[[Any], CheckRecord | None]:
+def _of_kind(method: Callable[[Any], CheckRecord]) -> Callable[[Any], CheckRecord]:
     """Return a function that calls the method of this name of a file's own kind."""
     return methodcaller(method.__name__)
+
+
+def _open_batch(file: CheckedFile) -> bool:
+    return open_batch(file.session.inputs, file.session.outputs)
 
 
 CHECKS: tuple[Check, ...] = (
     Check("onnx checker", lambda file: check_model(file.path)),
     Check("onnxruntime loads", check_loads),
     Check("same as its source", _of_kind(ConvertedFile.same), CONVERSIONS),
-    Check(GOLDEN_CHECK, _of_kind(ExportedFile.golden_outputs), EXPORTS),
-    Check(PARITY, _of_kind(ExportedFile.parity), EXPORTS),
-    Check(ROWS, _of_kind(SequenceFile.rows), SEQUENCES),
-    Check(WINDOW, _of_kind(SequenceFile.window), SEQUENCES, quick=False, of_nodes=True),
     Check(
-        "linear memory",
+        GOLDEN_CHECK,
+        lambda file: file.golden_outputs(file.golden),
+        EXPORTS,
+        where=lambda file: file.golden is not None,
+    ),
+    Check(PARITY, _of_kind(ExportedFile.parity), EXPORTS),
+    Check(ROWS, _of_kind(SequenceFile.rows), SEQUENCES, where=_open_batch),
+    Check(WINDOW_CHECK, _of_kind(SequenceFile.window), SEQUENCES, quick=False, of_nodes=True),
+    Check(
+        MEMORY_CHECK,
         _of_kind(SequenceFile.memory),
         SEQUENCES,
         quick=False,
@@ -93,8 +106,13 @@ CHECKS: tuple[Check, ...] = (
 def run_checks(file: CheckedFile) -> Iterator[CheckRecord]:
     """Run each check that applies to a written file, and yield its record."""
     for check in CHECKS:
-        if file.kind in check.applies_to and (record := check.record(file)) is not None:
-            yield record
+        if check.applies(file):
+            yield check.record(file)
+
+
+def way_to_accept(name: str) -> str:
+    """Return the option with which a user accepts the fault that a check found; "" if no fault is accepted."""
+    return next((check.accepted_by for check in CHECKS if check.name == name), "")
 
 
 def names_of(kind: Kind) -> frozenset[str]:

@@ -11,7 +11,7 @@ import onnx.inliner
 from ...core.documents.sidecar import CheckRecord
 from ...core.tensors import POSITION_IDS, SEQUENCE, TensorSpec
 from .integer_ranges import IntegerRanges
-from .outcome import failed, not_proven, passed
+from .outcome import failed, not_proven, passed, skipped
 
 # Batch size to check, if the batch is dynamic.
 _LARGEST_BATCH = 1024
@@ -35,11 +35,12 @@ def check_wide_integers(
         detail = f"a runtime that computes int64 in 32 bits would be wrong without an error: {_few(found.beyond)}"
         return failed(detail)
     if found.unknown:
-        detail = f"not analysed, so it may leave 32 bits: {_few(found.unknown)}"
+        detail = f"the range of some integers is not known, so int32 may be too small: {_few(found.unknown)}"
         return not_proven(detail)
     at = f" at {' '.join(f'{axis}={size}' for axis, size in sizes.items())}" if sizes else ""
-    detail = f"the largest is {found.largest:,}{at}; 32 bits hold all"
-    return passed(detail, largest=found.largest)
+    if not found.count:
+        return skipped("no node computes with 64-bit integers")
+    return passed(f"largest integer is {found.largest:,}{at}; int32 is enough", largest=found.largest)
 
 
 def dynamic_sizes(axes: Sequence[str], longest: int) -> dict[str, int]:

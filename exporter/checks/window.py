@@ -82,23 +82,36 @@ def check_window(
     # A run of a long sequence takes seconds, so only two are made.
     whole = check_model_window if source.shapes.seq_len > LONG and source.geometry is not None else _check_model
     if nodes_only:
-        through = "the whole model was not tried: every token has a say in the scales of its dynamic int8"
+        through = "the whole model was not tested: in dynamic int8 every token influences the scales of all"
     elif source.token_limit == 1:
-        through = "a vocabulary of one token leaves nothing to change"
+        through = "the whole model was not tested: with a vocabulary of one token nothing can be changed"
     else:
         through = whole(session, source, findings, first_run or {})
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     if findings.faults:
         return failed("; ".join(findings.faults[:3]), **figures)
     if source.geometry is None:
-        detail = f"no window to lose, every key weighs in; {through}"
+        detail = f"the layers have no window, every key has weight; {through}"
         return passed(detail, **figures) if findings.boundaries else skipped(detail)
+    if not different and nodes_only:
+        return not_proven("the file has no windowed attention, so there was no window to check", **figures)
+    if source.geometry.sees_all:
+        return not_proven(f"no layer has a window; {edges_hold(findings.boundaries, len(different))}", **figures)
     if not (findings.back and findings.ahead):
         reach = max(source.geometry.backward_reach, source.geometry.forward_reach) + source.geometry.window_size
-        detail = f"length {source.shapes.seq_len} fits in one window, which proves nothing about it; "
-        return not_proven(f"{detail}lengths from {reach + 1} on do", **figures)
-    detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s); {through}"
-    return passed(detail, **figures)
+        why = f"a sequence of {source.shapes.seq_len} fits in one window, so its edges could not be tested"
+        return not_proven(f"{why}; export with {reach + 1} or more tokens to prove them", **figures)
+    return passed(f"{edges_hold(findings.boundaries, len(different))}; {through}", **figures)
+
+
+def edges_hold(boundaries: int, nodes: int) -> str:
+    """Say that the edges of windows that were tried are where they must be.
+
+    Args:
+        boundaries: how many were tried.
+        nodes: in how many different attention nodes, and in the whole model.
+    """
+    return f"{boundaries} window edges tested, all correct ({nodes} distinct attention node{'s' * (nodes != 1)})"
 
 
 def _queries(length: int, window: int) -> list[int]:
@@ -149,7 +162,7 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
     """Check the receptive field of two queries through the whole model, and return a sentence for the report."""
     length, depth, axis = source.shapes.seq_len, source.depth, source.family.sequence_axis
     whole = _WholeModel(session, source, first_run)
-    sentence = f"the receptive field of {depth} layer(s) covers all {length} positions"
+    sentence = f"the model's {depth} layer(s) together see all {length} positions"
     for query in (length // 2, length - 1):
         first, end = (int(x[0]) for x in source.receptive_intervals(np.array([query])))
         position = np.arange(length)
@@ -163,14 +176,16 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
         leak = difference(outside)
         findings.expect(leak == 0, f"the model: query {query} changes by {leak:.1e} from outside [{first}, {end})")
         if first == 0:
-            sentence = f"through {depth} layer(s) query {query} sees nothing from {end} on"
+            sentence = f"through {depth} layer(s) query {query} depends on nothing from token {end} on"
             continue
         seen = first
         while seen < query and difference(np.array([seen])) == 0:
             seen += max(1, (query - seen) // 4)
         findings.expect(seen < query or first == query, f"the model: query {query} sees nothing before itself")
-        edge = "the first" if seen == first else f"token {seen} the first to weigh"
-        sentence = f"through {depth} layer(s) query {query} sees token {first} on, {edge}, and none before"
+        tokens = f"tokens {seen}–{query} and on nothing earlier"
+        if seen != first:  # the edge of the receptive field has less influence than fp32 resolves
+            tokens = f"tokens {seen}–{query}, and on none before {first}"
+        sentence = f"through {depth} layer(s) query {query} depends on {tokens}"
     return sentence
 
 
@@ -242,8 +257,9 @@ def check_model_window(
             )
     findings.expect(bool(rows[keys[-1]]), f"the model: query {keys[-1]} does not see itself and those before it")
     reached = np.flatnonzero(rows)
-    sentence = f"through {depth} layer(s) tokens {start} to {end - 1} weigh on queries"
-    return f"{sentence} {reached[0]} to {reached[-1]}, may on {np.argmax(touched)} to {np.flatnonzero(touched)[-1]}"
+    may = f"only {np.argmax(touched)}–{np.flatnonzero(touched)[-1]} may change"
+    changed = f"changing tokens {start}–{end - 1} changed queries {reached[0]}–{reached[-1]}"
+    return f"through {depth} layer(s) {changed}; {may}"
 
 
 def _window_inputs(session: Session, token_limit: int | None) -> Arrays:

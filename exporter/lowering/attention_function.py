@@ -30,14 +30,17 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...core.nodes.attention import LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
+from ...core.nodes.attention import LOWEST_BIAS, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
 from ...core.nodes.grouped import GroupedVariant
 from .attention_facts import FunctionFacts, Part, facts_of
 from .function_parts import attribute, define, integers, real
 
-# Above `OUTSIDE_SCORE`: if all visible keys of a row are masked, its weights spread over those keys alone, whose
-# values are zero. Finite, so that no row becomes NaN.
-MASKED_SCORE = -1e30
+# The bias of a masked key: far below `LOWEST_BIAS`, so that a masked key has no weight beside a kept one whatever the
+# kept one's bias is. Finite, so that no row becomes NaN.
+MASKED_SCORE = -1e34
+# The bias of a key outside the window or the sequence, far below a masked one whatever that one's bias is: if all
+# visible keys of a row are masked, its weights spread over those keys alone, whose values are zero. Two can be added.
+HIDDEN_SCORE = -1e37
 # How far below a row's largest score the others may lie: e^-75 is nothing beside 1 in fp32, and a normal number even
 # after the division by a row's sum.
 _DEPTH = 75.0
@@ -91,10 +94,10 @@ def _window_bias(op: Any, span: Span, query: Any, key: Any, start: Any) -> Any:
     last = op.Where(causal, query, last)
     visible = op.And(op.GreaterOrEqual(key, first), op.LessOrEqual(key, last))
     if span.grouped:
-        return op.Where(visible, real(op, 0.0), real(op, OUTSIDE_SCORE))
+        return op.Where(visible, real(op, 0.0), real(op, HIDDEN_SCORE))
     self_score = op.Mul(op.Cast(attribute(op, "shared_qk"), to=ir.DataType.FLOAT), real(op, SELF_SCORE))
     seen = op.Where(op.Equal(key, query), self_score, real(op, 0.0))
-    return op.Where(visible, seen, real(op, OUTSIDE_SCORE))
+    return op.Where(visible, seen, real(op, HIDDEN_SCORE))
 
 
 def _given_bias(op: Any, span: Span, bias: Any) -> Any:
@@ -108,7 +111,7 @@ def _given_bias(op: Any, span: Span, bias: Any) -> Any:
 def _outside_bias(op: Any, span: Span, position: Any) -> Any:
     """Build the bias that hides positions outside the sequence, fp32 `[blocks, 1, keys]`."""
     inside = op.And(op.GreaterOrEqual(position, span.zero), op.Less(position, span.length))
-    return op.Unsqueeze(op.Where(inside, real(op, 0.0), real(op, OUTSIDE_SCORE)), integers(op, 1))
+    return op.Unsqueeze(op.Where(inside, real(op, 0.0), real(op, HIDDEN_SCORE)), integers(op, 1))
 
 
 def mask_bias(op: Any, kept: Any) -> Any:

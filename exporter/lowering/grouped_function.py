@@ -20,10 +20,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...core.nodes.attention import OUTSIDE_SCORE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedVariant
 from .attention_facts import FunctionFacts
 from .attention_function import (
+    HIDDEN_SCORE,
     Span,
     cut,
     heads_first,
@@ -172,7 +172,7 @@ def _attend_to_all(op: Any, sizes: _Sizes, scores: _Scores, query: Any, key: Any
     # 32 bits hold any position; runtimes that compute int64 in as many need no proof that a state stays within them.
     narrow = [op.Cast(x, to=ir.DataType.INT32) for x in (op.Where(causal, zero, sizes.length), block, offset, position)]
     start, step, offset, position = narrow
-    seen, unseen = real(op, 0.0), real(op, OUTSIDE_SCORE)
+    seen, unseen = real(op, 0.0), real(op, HIDDEN_SCORE)
 
     def attend(inner: Any, start: Any, part: Any) -> Any:
         bias = inner.Where(inner.LessOrEqual(position, inner.Add(start, offset)), seen, unseen)  # [block, N]

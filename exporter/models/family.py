@@ -217,12 +217,17 @@ class FolderContents:
         arguments: arguments of its constructor.
         state: its tensors, floating point ones in float32.
         notes: what was chosen or assumed, one line each.
+        warnings: what may be wrong and no check of the file can see, one line each.
+        original: loads upstream's own module from the user's files in fp32, apart from `state`: the reference. None in
+            a family whose reference is a formula.
     """
 
     class_name: str
     arguments: Mapping[str, Any]
     state: State
     notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    original: Callable[[], nn.Module] | None = None
 
 
 @dataclass(frozen=True)
@@ -279,7 +284,8 @@ class Family:
             or a tuple with one for each output. If the family has a `state_dict`, the module's tensors are those of the
             state dict, under the same names.
         reference: computes the outputs in float64 from float64 (or int64, bool) tensors by input name; with positions,
-            only there. A family whose reference is upstream's own module gets it from `state.module`.
+            only there. A family whose reference is upstream's own module gets it from `state.original`, or where
+            it is built from arguments and a state dict from `state.module`.
         outputs: returns the names of the outputs; the first is the one per token, with which the window is checked.
         state_dict: how its models are recognised in a state dict; None if they are not.
         folder: how its models are read from a folder; None if they are not.
@@ -308,8 +314,8 @@ class Family:
             they are not compared. None if there are no experts.
         key_mask: the input that says which tokens of a sequence are no padding, if what is computed at padding is of
             no meaning and is not compared; "" if every position is.
-        untouched: builds upstream's own module with its weights in fp32, called with the file's inputs by name and
-            returning its first output; None where it is the class, built from its arguments.
+        untouched: returns upstream's own module in fp32, loaded by `FolderContents.original`, called with the file's
+            inputs by name and returning its first output; None where it is the class, built from its arguments.
         fuses: its traced graph is searched for what fused nodes compute, because its module is upstream's own.
         longest_compared: returns the longest sequence that is compared where lengths are dynamic; None for all.
     """
@@ -347,7 +353,7 @@ class Family:
     undecided: Callable[[ModelSpec, Float64State, Mapping[str, Tensor], torch.dtype], Tensor | None] | None = None
     key_mask: str = ""
     fuses: bool = False
-    untouched: Callable[[ModelSpec, State], nn.Module] | None = None
+    untouched: Callable[[ModelSpec, Callable[[], nn.Module]], nn.Module] | None = None
     longest_compared: Callable[[Any], int | None] = lambda args: None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from ..models.family import TORCH_DTYPE, Arrays, ModelSpec, ShapeRequest, Sizes
 from ..models.inference import bounded
 from ..models.parts.float64 import Float64State, InFloat64
 from ..models.registry import CLASSES
+from .upstream_class import fits, run
 
 
 def signature(class_name: str, args: Arguments, **optional: bool) -> list[TensorSpec]:
@@ -61,6 +63,8 @@ class SourceModel:
         mixes_residuals: which hyper-connections the weights were trained with.
         request: the requested shapes.
         not_in_weights: arguments that change the outputs and that no tensor shows.
+        original: loads upstream's own module from the user's files, where the reference is that: see `FolderContents`,
+            and `upstream_class` for models in a state dict.
     """
 
     def __init__(
@@ -71,11 +75,12 @@ class SourceModel:
         mixes_residuals: bool,
         request: ShapeRequest,
         not_in_weights: Sequence[str] = (),
+        original: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.class_name, self.args, self.state, self.not_in_weights = class_name, args, state, tuple(not_in_weights)
-        self.mixes_residuals = mixes_residuals
+        self.mixes_residuals, self.original = mixes_residuals, original
         self.family = CLASSES[class_name].family
-        self._float64 = Float64State(state)
+        self._float64 = Float64State(state, original)
         if (request.causal or request.full_mask) and not {"causal", "full_mask"} <= self.family.extra_inputs:
             raise UsageError(
                 f"{argument('causal')} and {argument('full_mask')} do not apply to {self.title}.",
@@ -88,10 +93,13 @@ class SourceModel:
             )
         self.shapes = replace(self.family.sizes(args, request), dynamic_length=request.dynamic_length)
 
-    def at(self, request: ShapeRequest) -> SourceModel:
-        """Return the same model at other shapes."""
-        other = SourceModel(self.class_name, self.args, self.state, self.mixes_residuals, request, self.not_in_weights)
-        other._float64 = self._float64  # so that a reference that is a module is built only once
+    def at(self, request: ShapeRequest, args: Arguments | None = None) -> SourceModel:
+        """Return the same model at other shapes, and with other arguments if they are given."""
+        given = (self.class_name, args or self.args, self.state, self.mixes_residuals)
+        same = args is None or args == self.args
+        other = SourceModel(*given, request, self.not_in_weights, self.original if same else None)
+        if same:
+            other._float64 = self._float64  # so that a reference that is a module is loaded only once
         return other
 
     def resized(self, **sizes: Any) -> SourceModel:
@@ -239,6 +247,10 @@ class SourceModel:
         found = self.family.undecided(self.spec, self._float64, as_tensors(inputs), TORCH_DTYPE[dtype])
         return None if found is None else found.numpy()
 
+    def _is_formula(self) -> bool:
+        """Return whether the family's own reference is a formula, and not upstream's module already."""
+        return self.family.state_dict is not None
+
     def reference(self, inputs: Arrays, positions: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.float64]]:
         """Compute the float64 reference's outputs on the file's inputs, by name.
 
@@ -246,5 +258,10 @@ class SourceModel:
         """
         with torch.no_grad():
             rows = None if positions is None else torch.from_numpy(positions)
-            outputs = self.family.reference(self.spec, self._float64, as_tensors(inputs, torch.float64), rows)
+            tensors = as_tensors(inputs, torch.float64)
+            formula = partial(self.family.reference, self.spec, self._float64, tensors, rows)
+            if self._is_formula() and self.original is not None and rows is None and fits(self.args, self.shapes):
+                outputs = run(self._float64.original(), tensors, formula)
+            else:
+                outputs = formula()
         return {name: output.numpy() for name, output in zip(self.outputs, outputs, strict=True)}

@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...core.documents.proof import proven_by_golden
 from ...core.documents.sidecar import CheckRecord, LayerFacts
 from ...core.error_texts import argument
 from ...core.errors import ExportFailed, UsageError
@@ -40,7 +39,8 @@ from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
 from ..checkpoint.tensors import check_finite
 from ..checks.checked_file import SequenceFile
 from ..checks.golden import check_golden, open_golden
-from ..checks.layers import check_layer_memory, check_layer_windows
+from ..checks.growth import Growth
+from ..checks.layers import check_growth, check_layer_memory, check_layer_windows
 from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, freest, graph_shapes
 from ..checks.sweep import check_joined_rows
@@ -49,6 +49,7 @@ from ..export import ExportReport, ExportRequest, Progress, export, open_request
 from ..lowering import functions, trace
 from ..models.family import ShapeRequest
 from ..source.dynamic_axes import LARGEST_BATCH
+from .adapters import refuse_adapters
 from .dynamic_axes import check_dynamic_axes
 from .inputs import (
     Arrays,
@@ -150,6 +151,7 @@ def export_module(
     options, output = options or ModuleOptions(), Path(output)
     if torch.is_autocast_enabled("cpu"):
         raise refuse_autocast("export_module was called", torch.get_autocast_dtype("cpu"))
+    refuse_adapters(module)
     live = open_live(module)
     if live is not None:
         return export(_live_request(live, _listed(inputs), output, options), progress, live)
@@ -169,8 +171,7 @@ def export_module(
             describe=lambda _: job.model_facts(),
         )
         (sidecar,) = finish_export([part], folder, options, progress)
-    chosen = [] if proven_by_golden(sidecar.checks) else list(job.origin.warnings)
-    return ModuleExportReport(output, sidecar, job.notes, chosen=chosen, replacement=job.replacement)
+    return ModuleExportReport(output, sidecar, job.notes, doubts=job.origin.warnings, replacement=job.replacement)
 
 
 def _live_request(
@@ -207,6 +208,7 @@ def plan_module(
     Raises:
         UsageError: the module or the inputs cannot be used.
     """
+    refuse_adapters(module)
     live = open_live(module)
     if live is None:
         return ModuleJob(module, inputs, output, options, origin).replacement
@@ -382,6 +384,43 @@ class ModuleJob:
             if known and seen.keys() == known.keys() and not any(seen[path] & lengths for path in seen):
                 yield {n for found in seen.values() for n in found}, other.module, example
 
+    def growths(self) -> Iterator[Growth | str]:
+        """Trace the module at another size of each axis of its inputs; yield the name of an axis with one size only.
+
+        Axes that have the same name change together, and so do unnamed ones of one size at the same place.
+        """
+        given = self.inputs_as_traced()
+        groups: dict[tuple[object, int], list[set[int]]] = {}
+        for place, x in enumerate(given):
+            for axis, (size, name) in enumerate(zip(x.shape, x.axes, strict=True)):
+                if size > 1:  # an axis of one number is no sequence
+                    groups.setdefault((name or axis, size), [set() for _ in given])[place].add(axis)
+        for (_, size), chosen in groups.items():
+            first = next(place for place, axes in enumerate(chosen) if axes)
+            named = f"axis {min(chosen[first])} of {given[first].name}"
+            yield self._grown(named, size, chosen) or named
+
+    def _grown(self, axis: str, size: int, chosen: Sequence[set[int]]) -> Growth | None:
+        """Trace the module with these axes at another size; None if it takes no other that is tried."""
+        step = max((geometry.window_size for geometry in self.replacement.windows), default=1)
+        halves = dict.fromkeys((size // 2 // step * step, size - step, 2 * size, size + step))
+        for other in (n for n in halves if n > 0 and n != size):
+            resized = [
+                replace(
+                    x,
+                    shape=tuple(other if axis in axes else n for axis, n in enumerate(x.shape)),
+                    axes=("",) * len(x.shape),
+                )
+                for x, axes in zip(self.inputs_as_traced(), chosen, strict=True)
+            ]
+            example = draw_all(resized, 0, {})
+            try:
+                module = replace_local_attention(self.module, lambda m, x=example: call(m, x, self.by_name)).module  # type: ignore[misc]
+                return Growth(axis, size, other, message(self.trace(module, example)))
+            except (UsageError, ExportFailed):
+                continue
+        return None
+
     def model_facts(self) -> dict[str, Any]:
         """Return what the sidecar records about the module."""
         replaced, left = self.replacement.replaced, self.replacement.left
@@ -428,21 +467,17 @@ class _ModuleFile(SequenceFile):
         self, path: Path, job: ModuleJob, form: WrittenForm, golden: Golden | None, progress: Progress
     ) -> None:
         super().__init__(path, job.options, progress, form.nodes)
-        self._job, self._form, self._golden = job, form, golden
+        self._job, self._form, self.golden = job, form, golden
 
-    def golden_outputs(self) -> CheckRecord | None:
-        if self._golden is None:
-            return None
-        return check_golden(SessionRunner(self.session), self._golden, self.options.tolerance, "fp32")
+    def golden_outputs(self, golden: Golden) -> CheckRecord:
+        return check_golden(SessionRunner(self.session), golden, self.options.tolerance, "fp32")
 
     def parity(self) -> CheckRecord:
         sets = islice(self._job.input_sets(), 1 if self.options.quick else None)
         return check_input_sets(self.session, self._job.reference, sets, self.options.tolerance("fp32"))
 
-    def rows(self) -> CheckRecord | None:
+    def rows(self) -> CheckRecord:
         job, dynamic = self._job, self._job.options.dynamic
-        if not dynamic:
-            return None
         lengths = [length := job.sizes.get(SEQUENCE, 1)]
         if SEQUENCE in dynamic and not self.options.quick:
             window = max((geometry.window_size for geometry in job.replacement.windows), default=1)
@@ -455,8 +490,11 @@ class _ModuleFile(SequenceFile):
     def memory(self) -> CheckRecord:
         job = self._job
         lengths = {n for layer in job.replacement.replaced for n in layer.lengths}
-        dynamic_axis = SEQUENCE if SEQUENCE in job.options.dynamic else ""
-        return check_layer_memory(self.nodes, lengths, dynamic_axis, job.retrace)
+        sequences = [axis for axis in job.options.dynamic if axis != BATCH]
+        found = check_layer_memory(self.nodes, lengths, sequences, job.retrace)
+        if found.status == "failed" or sequences:
+            return found
+        return check_growth(self.nodes, lengths, found, job.growths())
 
     def integers(self) -> CheckRecord:
         job = self._job

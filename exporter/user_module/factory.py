@@ -24,6 +24,7 @@ from ...core.error_texts import argument, first_line, named_line
 from ...core.errors import UsageError
 from ...core.storage.files import sha256
 from ...core.storage.reading import check_plain
+from ...core.storage.unchanged import unchanged
 from ..checkpoint.documents import read_json
 from ..checkpoint.load import LoadedCheckpoint, load_state, read_state
 from ..checkpoint.weight_sets import at_entry
@@ -68,7 +69,9 @@ def module_from_factory(
     if weights is None:
         note = "no weights are given: the file has the weights the function made"
         return module, Origin(reference, kwargs, notes=(note,))
-    loaded = _load_weights(module, weights, allow_pickle, entry)
+    files = [] if weights.is_dir() else [weights]
+    with unchanged(files):
+        loaded = _load_weights(module, weights, allow_pickle, entry)
     notes, warnings = tuple(loaded.notes), tuple(loaded.warnings)
     return module, Origin(reference, kwargs, weights.name, loaded.sha256, notes, warnings, entry)
 
@@ -85,7 +88,10 @@ def module_from_pickle(path: Path, entry: str | None = None) -> tuple[nn.Module,
     Raises:
         UsageError: the file cannot be opened, or holds something else.
     """
-    loaded, notes = _unpickled(path), list[str]()
+    check_plain(path)
+    with unchanged([path]):
+        loaded, notes = _unpickled(path), list[str]()
+        digest = sha256(path)
     if entry is not None:
         _, loaded = at_entry(loaded, entry)
     elif isinstance(loaded, Mapping):
@@ -96,10 +102,8 @@ def module_from_pickle(path: Path, entry: str | None = None) -> tuple[nn.Module,
                 fix=f"Choose one: {argument('entry', modules[0])}.",
             )
         if modules:
-            loaded, notes = (
-                next(x for x in loaded.values() if isinstance(x, nn.Module)),
-                [f"the module in '{modules[0]}'"],
-            )
+            loaded = next(x for x in loaded.values() if isinstance(x, nn.Module))
+            notes.append(f"module read from the entry '{modules[0]}'")
     if not isinstance(loaded, nn.Module):
         raise UsageError(
             f"{path} holds a {type(loaded).__name__}, not a module.",
@@ -107,7 +111,7 @@ def module_from_pickle(path: Path, entry: str | None = None) -> tuple[nn.Module,
             fix=f"Give it as {argument('weights')} of a {argument('factory')}, with {argument('allow_pickle')}.",
         )
     name = f"{type(loaded).__module__}.{type(loaded).__qualname__}"
-    return loaded, Origin(name, {}, path.name, sha256(path), tuple(notes), entry=entry)
+    return loaded, Origin(name, {}, path.name, digest, tuple(notes), entry=entry)
 
 
 def _arguments(args: str | Mapping[str, Any] | None) -> dict[str, Any]:

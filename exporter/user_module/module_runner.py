@@ -5,8 +5,8 @@ The outputs of a file are the tensors of the module's result, as a flat table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ def named_tensors(result: object) -> dict[str, Tensor]:
         UsageError: the result has no tensors.
     """
     found: dict[str, Tensor] = {}
-    for path, leaf in tree_flatten_with_path(result)[0]:
+    for path, leaf in _leaves(result):
         if isinstance(leaf, Tensor):
             name = "_".join(_part(key) for key in path) or "out"
             found[f"out_{name}" if name[0].isdigit() else name] = leaf
@@ -37,6 +37,28 @@ def named_tensors(result: object) -> dict[str, Tensor]:
             f"The module returns a {type(result).__name__} without tensors.", why="A file returns tensors."
         )
     return found
+
+
+def _leaves(result: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], object]]:
+    """Yield what is in tables and lists, each with the keys that lead there.
+
+    Tables are read as such, because releases of transformers before 5 register their outputs without names. Caches are
+    no outputs of a file.
+    """
+    if type(result).__module__.partition(".")[0] == "transformers" and type(result).__name__.endswith("Cache"):
+        return
+    if isinstance(result, Mapping):
+        for key, value in result.items():
+            yield from _leaves(value, (*path, MappingKey(key)))
+    elif type(result) in (list, tuple):
+        for index, value in enumerate(cast("Sequence[object]", result)):
+            yield from _leaves(value, (*path, SequenceKey(index)))
+    else:
+        try:
+            found, _ = tree_flatten_with_path(result)
+        except ValueError:  # a class that is registered without names
+            return
+        yield from (((*path, *keys), leaf) for keys, leaf in found)
 
 
 def _part(key: Any) -> str:

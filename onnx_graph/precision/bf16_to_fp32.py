@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import inlining
-from ..graph_values import graphs_of, put_back, rename_inputs, set_nodes, take_weights, types_of
+from ..graph_values import put_back, rename_inputs, set_nodes, take_weights, types_of
+from ..judgement import graphs_of
+from ..library_errors import infer_shapes
 
 # Results of these operators are among their inputs, or negatives of them: exact in any element type. Results of control
 # flow are those of its subgraphs, which are rounded inside.
@@ -45,7 +47,7 @@ def apply(model: Any, has_kernel: Callable[[str, str], bool] = inlining.no_calls
     import onnx
 
     weights = take_weights(model)
-    typed = onnx.shape_inference.infer_shapes(inlining.apply(model, has_kernel))
+    typed = infer_shapes(inlining.apply(model, has_kernel))
     types = dict(types_of(typed.graph))
     if onnx.TensorProto.BFLOAT16 not in types.values():
         put_back(model, weights)

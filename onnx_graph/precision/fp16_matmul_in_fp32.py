@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...core.nodes.attention import DOMAIN
-from ..graph_values import element_types, graphs_of, put_back, set_nodes, take_weights, types_of
+from ..graph_values import element_types, put_back, set_nodes, take_weights, types_of
+from ..judgement import graphs_of
+from ..library_errors import infer_shapes
 
 _PRODUCTS = ("Gemm", "MatMul")
 
@@ -30,7 +32,7 @@ def apply(model: Any) -> Any:
     if "float16" not in element_types(model):
         return model
     weights = take_weights(model)
-    typed = onnx.shape_inference.infer_shapes(model)
+    typed = infer_shapes(model)
     halves = {name for name, kind in types_of(typed.graph) if kind == onnx.TensorProto.FLOAT16}
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..graph_values import graphs_of, rename_reads
+from ..graph_values import rename_reads
+from ..judgement import graphs_of
 
 
 def apply(model: Any) -> Any:

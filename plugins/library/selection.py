@@ -74,5 +74,5 @@ def needed_by(model: Path | OnnxFile, fp32_products: Fp32Products = "ieee") -> l
 
 def without_kernel(model: Path | OnnxFile) -> dict[str, str]:
     """Return the attention nodes of an ONNX file that no kernel computes, by name, and why."""
-    graph = OnnxFile.read(model).parse()
+    graph = OnnxFile.read(model).model
     return {node.name: node.why_not for node in (*gpu_nodes(graph), *ring_nodes(graph)) if node.why_not}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.documents.bench_report import BUSY, CONFIDENCE, OTHERS, BenchReport, BenchRow, Profile, Ratio, Share
+from ...core.spelling import markdown_text
 from ..figures import digits, percent, size
-from ..table import Column, Table, escape_markdown, markdown, numbers, texts
+from ..table import Column, Table, markdown, numbers, texts
 
 _NAME = Column("candidate", number=False, wrap=True)
 
@@ -14,12 +15,12 @@ _NAME = Column("candidate", number=False, wrap=True)
 def bench_markdown(report: BenchReport) -> str:
     """Write the benchmark as Markdown, for an issue or a wiki."""
     parts = ["## Benchmark\n"]
-    parts += [f"> **Warning:** {escape_markdown(line)}\n" for line in report.warnings]
+    parts += [f"> **Warning:** {markdown_text(line)}\n" for line in report.warnings]
     parts += [markdown(table) for table in tables(report) if table.rows]
     for profile in report.profiles:
-        parts.append(f"## Profile of {escape_markdown(profile.label)}\n\n{escape_markdown(profile_text(profile))}\n")
+        parts.append(f"## Profile of {markdown_text(profile.label)}\n\n{markdown_text(profile_text(profile))}\n")
         parts += [markdown(table) for table in profile_tables(profile)]
-    parts.append("\n".join(f"- {name}: {escape_markdown(value)}" for name, value in facts(report)) + "\n")
+    parts.append("\n".join(f"- {name}: {markdown_text(value)}" for name, value in facts(report)) + "\n")
     return "\n".join(parts)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...core.spelling import spelled
+
 if TYPE_CHECKING:
     from markupsafe import Markup as Markup
 
@@ -167,10 +169,10 @@ def path(corners: str, kind: str) -> Markup:
 
 
 def _escaped(form: str, *values: object) -> Markup:
-    """Fill a form with values, texts among them escaped."""
+    """Fill a form with values, texts among them spelled out and escaped."""
     from markupsafe import Markup  # pages in Markdown are made without it
 
-    return Markup(form).format(*values)
+    return Markup(form).format(*(spelled(value) if type(value) is str else value for value in values))
 
 
 def line(points: Iterable[tuple[float, float]], kind: str) -> Markup:

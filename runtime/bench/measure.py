@@ -7,7 +7,6 @@ changes from round to round, so that no candidate always follows the same one.
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.at_work import temporary_folder
 from ...core.documents.bench_report import BUSY, BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
 from ...core.documents.engine_facts import read_model_facts
 from ...core.tensors import TensorSpec
@@ -77,7 +77,7 @@ def run_bench(request: BenchRequest, step: Step = lambda _: None) -> BenchReport
     candidates = request.candidates()
     named = labels(candidates)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="localattn-bench-")))
+        folder = stack.enter_context(temporary_folder("localattn-bench-"))
         inputs = _Inputs(request, folder)
         runners = []
         for candidate in candidates:

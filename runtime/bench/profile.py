@@ -6,11 +6,11 @@ Profiling slows a run, so it is done in a process of its own, after the timing.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...core.at_work import temporary_folder
 from ...core.documents.bench_report import NodeTime, Profile, Share
 from ...core.errors import CheckFailed
 from .attribution import UNKNOWN, Origin, origins, pattern
@@ -38,8 +38,8 @@ def profile_candidate(candidate: Candidate, label: str, inputs: Path, top: int) 
         UsageError: no ONNX file.
         CheckFailed: onnxruntime wrote no profile, or the process died.
     """
-    with tempfile.TemporaryDirectory(prefix="localattn-profile-") as folder, WorkerProcess(label) as process:
-        process.open(candidate, profile=folder)
+    with temporary_folder("localattn-profile-") as folder, WorkerProcess(label) as process:
+        process.open(candidate, profile=str(folder))
         process.ask("bind", inputs=str(inputs), cuda_graph=False, warmup_ms=0.0)
         answer = process.ask("profile", seconds=_SECONDS, calls=_RUNS)
         process.ask("end")

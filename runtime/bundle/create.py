@@ -21,6 +21,7 @@ from ...core.storage.outputs import Output, writing
 from ...core.tensors import TensorSpec
 from ...core.tolerance import tolerance_for
 from ...core.versions import package_version
+from ...onnx_graph import judgement, wire_model
 from ..inputs.arrays import save_arrays
 from . import device
 from .archive import write_tar
@@ -120,7 +121,7 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
         layout = _Layout(folder, request, models, plugins, engines, web)
         layout.write(progress)
         manifest = layout.manifest()
-        text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        text = json.dumps(manifest, indent=1, allow_nan=False).encode() + b"\n"
         try:
             parse_manifest(text)  # refuse here what a device would refuse
         except Fault as fault:
@@ -225,8 +226,8 @@ class _Layout:
         roles = {part.path: "model", **dict.fromkeys(part.data, "data")}
         for source in part.files:
             place = f"{self._home}/{source.name}"
-            if source == part.path and isinstance(part.file.content, bytes):
-                self.files.add(place, part.file.content, "model")
+            if source == part.path and part.file.original is not None:
+                self.files.add(place, part.file.original, "model")
             else:
                 self.files.take(source, place, roles.get(source, "sidecar"))
         part.file.check_same()
@@ -319,7 +320,7 @@ class _Layout:
 
     def _take_scripts(self) -> None:
         """Take along what checks the bundle on a device."""
-        shared = (Path(module.__file__ or "") for module in (closeness, library_image))
+        shared = (Path(module.__file__ or "") for module in (closeness, library_image, judgement, wire_model))
         for source in (*sorted(Path(device.__file__).parent.glob("*.py")), *shared):
             if source.name != "__init__.py":
                 self.files.take(source, source.name, "script")

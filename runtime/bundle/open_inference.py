@@ -1,7 +1,8 @@
 """Speak the Open Inference Protocol v2 over HTTP, as Triton, KServe, MLServer and OpenVINO's model server do.
 
 Tensors travel as raw bytes where the server offers the extension `binary_tensor_data`, else as JSON, which is exact for
-every type but fp16. A server is not trusted: answers are bounded, and their shapes compared with their bytes.
+every type but fp16. A server is not trusted: an answer has a whole time and a whole size
+(`runtime/bundle/bounded_http.py`), the size from what the outputs can need, and its shapes are compared with its bytes.
 Source: the protocol's `required_api.md`, and Triton's extensions for binary tensors and for sequences.
 """
 
@@ -9,12 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, MissingDependency, UsageError
+from .bounded_http import Answer, BadAnswer, NoAnswer, ask, location_of
 from .triton import TYPE_NAMES
 
 Arrays = dict[str, NDArray[Any]]
@@ -29,8 +27,16 @@ Arrays = dict[str, NDArray[Any]]
 _DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items() if dtype != "bfloat16"}  # numpy has none
 _BINARY = "binary_tensor_data"
 _HEADER = "Inference-Header-Content-Length"
-# Most bytes of an answer: of one with outputs, above what those of a sample can be; and of any other.
-_LARGEST, _BESIDES = 1 << 32, 1 << 20
+# Most bytes of an answer without outputs, and of all of an answer that is not its numbers.
+_BESIDES = 1 << 20
+# Most seconds that a server may think about what it says of itself and its models.
+_ABOUT = 30.0
+# Most bytes of a number: as JSON, which may be indented, and as it is.
+_AS_JSON, _AS_IT_IS = 40, 8
+# Most values, lists and tables of an answer that are not its numbers.
+_BESIDE_NUMBERS = 20_000
+_MOST_NUMBERS = 1 << 28
+_MOST_DIMENSIONS = 32
 
 
 class Refused(Exception):
@@ -42,11 +48,12 @@ class Server:
 
     Args:
         url: its address, "http://host:8000".
-        timeout: seconds to wait for an answer.
+        timeout: seconds to wait until an answer begins; what it says of itself must begin within 30.
 
     Raises:
         UsageError: the address is none of http or https.
         MissingDependency: nobody answers there.
+        CheckFailed: what answers is no server of the protocol.
     """
 
     def __init__(self, url: str, timeout: float = 300.0) -> None:
@@ -63,18 +70,26 @@ class Server:
         about = self._get("v2")
         extensions = about.get("extensions")
         self._binary = isinstance(extensions, list) and _BINARY in extensions
-        self.name = " ".join(str(about.get(key, ""))[:40] for key in ("name", "version")).strip() or "server"
+        said = (about.get(key) for key in ("name", "version"))
+        self.name = " ".join(text[:40] for text in said if isinstance(text, str)).strip() or "server"
 
     def model(self, name: str) -> dict[str, Any]:
         """Return what the server says of a model: `inputs` and `outputs` with name, datatype and shape.
 
         Raises:
             MissingDependency: it does not serve the model, or is not ready.
+            CheckFailed: what it answers is no answer of the protocol.
         """
         return self._get(f"v2/models/{urllib.parse.quote(name, safe='')}")
 
     def infer(
-        self, model: str, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], **parameters: int | bool
+        self,
+        model: str,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Sequence[str],
+        *,
+        most: int = 1 << 24,
+        **parameters: int | bool,
     ) -> Arrays:
         """Run a model once.
 
@@ -82,6 +97,7 @@ class Server:
             model: its name.
             inputs: arrays by name.
             outputs: the outputs to ask for.
+            most: numbers that these can have, all together. An answer with more than twice as many is not read.
             parameters: of the request: sequence_id, sequence_start, sequence_end.
 
         Raises:
@@ -90,12 +106,16 @@ class Server:
             MissingDependency: nobody answers.
         """
         path = f"v2/models/{urllib.parse.quote(model, safe='')}/infer"
-        content, split = self._ask(path, _LARGEST + 1, *self._encode(inputs, outputs, parameters))
+        most = min(2 * most, _MOST_NUMBERS)
+        size = most * (_AS_IT_IS if self._binary else _AS_JSON) + _BESIDES
+        answer = self._ask(path, size, self._timeout, *self._encode(inputs, outputs, parameters))
         try:
-            return _decode(content, split)
+            return _decode(answer.content, answer.headers.get(_HEADER), most)
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise CheckFailed(f"{self.url} gives no answer of the protocol.", why=why) from error
+            raise self._no_answer(_reason_of(error)) from error
+
+    def _no_answer(self, why: str) -> CheckFailed:
+        return CheckFailed(f"{self.url} gives no answer of the protocol.", why=why)
 
     def _encode(
         self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], parameters: Mapping[str, int | bool]
@@ -126,57 +146,125 @@ class Server:
 
     def _get(self, path: str) -> dict[str, Any]:
         try:
-            found = json.loads(self._ask(path, _BESIDES)[0])
+            content = self._ask(path, _BESIDES, min(self._timeout, _ABOUT)).content
         except Refused as error:
             what = f"{self.url} does not serve {path.removeprefix('v2/models/')}."
             raise MissingDependency(what, why=str(error), fix="Start the server, and see its log.") from error
-        except (ValueError, RecursionError):
-            found = None
+        try:
+            found = _read(content, _BESIDE_NUMBERS)
+        except (ValueError, RecursionError) as error:
+            raise self._no_answer(_reason_of(error)) from error
         if not isinstance(found, dict):
-            raise MissingDependency(f"{self.url} is no server of the Open Inference Protocol v2.")
+            raise self._no_answer("It is JSON, but no object.")
         return found
 
     def _ask(
-        self, path: str, most: int, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[bytes, str | None]:
-        """Return at most so many bytes of an answer, and where its binary part begins."""
-        request = urllib.request.Request(f"{self.url}/{path}", body, dict(headers or {}))
+        self, path: str, most: int, wait: float, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Return an answer of at most so many bytes that is no error."""
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
-                return answer.read(most), answer.headers.get(_HEADER)
-        except urllib.error.HTTPError as error:
-            raise Refused(_reason(error)) from error
-        except (OSError, HTTPException) as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise MissingDependency(f"{self.url} does not answer.", why=why, fix="Start the server.") from error
+            answer = ask(f"{self.url}/{path}", body, headers, wait=wait, most=most)
+        except NoAnswer as error:
+            what = f"{self.url} does not answer."
+            raise MissingDependency(what, why=_reason_of(error), fix="Start the server.") from error
+        except BadAnswer as error:
+            raise self._no_answer(_reason_of(error)) from error
+        if not 200 <= answer.status < 300:
+            raise Refused(_refusal(answer))
+        return answer
 
 
-def _decode(content: bytes, split: str | None) -> Arrays:
-    """Read the outputs of an answer."""
-    if len(content) > _LARGEST:
-        raise ValueError("the answer is larger than 4 GiB")
-    end = len(content) if split is None else int(split)
-    answer, at = json.loads(content[:end]), end
+def _read(text: bytes, most: int) -> Any:
+    """Parse JSON of at most so many values, lists and tables: what it takes in memory follows from their number.
+
+    Raises:
+        ValueError: it is no JSON, or has more.
+        RecursionError: it nests too deep.
+    """
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
+        raise ValueError("its JSON has more values than it can need")
+    return json.loads(text)
+
+
+def _decode(content: bytes, split: str | None, most: int) -> Arrays:
+    """Read the outputs of an answer, which have at most so many numbers.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError, RecursionError: it is no answer of the protocol.
+    """
+    end = len(content) if split is None else _length(split, len(content))
+    answer, at = _read(content[:end], most + _BESIDE_NUMBERS), end
     found: Arrays = {}
-    for tensor in answer["outputs"]:
-        dtype, shape = np.dtype(_DTYPES[tensor["datatype"]]), [int(size) for size in tensor["shape"]]
-        if min(shape, default=0) < 0 or math.prod(shape) > _LARGEST:
-            raise ValueError(f"an output has the shape {shape}")
-        size = (tensor.get("parameters") or {}).get("binary_data_size")
+    for tensor in _listed(answer, "outputs"):
+        name, datatype = tensor["name"], tensor["datatype"]
+        if not isinstance(name, str) or name in found:
+            raise ValueError("an output has no name, or the name of another")
+        if not isinstance(datatype, str) or datatype not in _DTYPES:
+            raise ValueError(f"an output has the type {str(datatype)[:40]!r}")
+        dtype, shape = np.dtype(_DTYPES[datatype]), _shape(tensor["shape"], most)
+        parameters = tensor.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise ValueError("an output has parameters that are no object")
+        size = parameters.get("binary_data_size")
         if size is None:
-            values = np.array(tensor["data"], dtype=dtype).ravel()
+            with np.errstate(all="ignore"):  # a number beyond the type is infinite, and differs
+                values = np.array(tensor["data"], dtype=dtype).ravel()
         else:
-            values = np.frombuffer(content[at : at + int(size)], dtype)
-            at += int(size)
-        found[str(tensor["name"])] = values.reshape(shape)
+            size = _length(size, len(content) - at)
+            values = np.frombuffer(content[at : at + size], dtype)
+            at += size
+        found[name] = values.reshape(shape)
     return found
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    """Return the message of an error's body, in one line."""
-    text = ""
-    with error, contextlib.suppress(OSError, HTTPException):
-        text = error.read(_BESIDES).decode("utf-8", "replace")
+def _listed(answer: object, key: str) -> list[dict[str, Any]]:
+    found = answer.get(key) if isinstance(answer, dict) else None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ValueError(f"it has no list of {key}")
+    return found
+
+
+def _shape(stated: object, most: int) -> list[int]:
+    """Return a shape, with sizes as numbers or texts, of at most so many numbers.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(stated, list) or len(stated) > _MOST_DIMENSIONS:
+        raise ValueError(f"an output has no shape of at most {_MOST_DIMENSIONS} dimensions")
+    shape, count = [_length(size, most) for size in stated], 1
+    for size in shape:
+        count *= size  # at most `most` squared
+        if count > most:
+            raise ValueError(f"an output has the shape {shape}")
+    return shape
+
+
+def _length(stated: object, most: int) -> int:
+    """Return a whole number from 0 to `most` that a server states, as a number or as a text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = str(stated) if isinstance(stated, int | str) and not isinstance(stated, bool) else ""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= most):
+        raise ValueError(f"{text[:40] or type(stated).__name__!r} is no size of at most {most}")
+    return int(text)
+
+
+def _reason_of(error: Exception) -> str:
+    """Return an error of reading an answer as one line."""
+    text = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    line = " ".join(text.split())[:200].rstrip(".") + "."
+    return line[:1].upper() + line[1:]
+
+
+def _refusal(answer: Answer) -> str:
+    """Return the message of an error, in one line."""
+    text: Any = answer.content.decode("utf-8", "replace")
     with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
-        text = str(json.loads(text)["error"])
-    return " ".join(f"{text or error.reason} (HTTP {error.code})".split())[:400]
+        text = _read(answer.content, _BESIDE_NUMBERS)["error"]
+    to = location_of(answer)
+    if to is not None:
+        text = f"It redirects to {to}, which is not followed"
+    return " ".join(f"{str(text)[:4000] or answer.reason} (HTTP {answer.status})".split())[:400]

@@ -9,18 +9,20 @@ import ctypes
 import json
 import os
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import Any
 
+from ...core.at_work import wrote
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from ...core.storage.files import flush, sha256
+from ...core.storage.files import displaced, folder_of, look_again, sha256
+from ...core.storage.open_folder import OpenFolder
 from ...core.storage.reading import read_plain
 from .archive import read_table, read_tar_manifest
 from .device.check_files import MANIFEST, MAX_MANIFEST, Fault
 
-_AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # linux/fs.h
 
 
@@ -128,29 +130,67 @@ def _is_bundle(path: Path, *, as_tar: bool) -> bool:
 
 
 def put_folder(folder: Path, target: Path) -> None:
-    """Put a finished folder in its place, in one step; an earlier one there is removed.
+    """Put a finished folder in its place, in one step; an earlier bundle there is removed.
 
     Args:
-        folder: in a temporary folder beside `target`.
+        folder: in a temporary folder beside `target` (`core.storage.outputs.writing`).
         target: nothing, an empty folder, or an earlier bundle.
+
+    Raises:
+        UsageError: something else lies there by now; it stays.
     """
-    _flush(folder)
-    if target.is_dir() and any(target.iterdir()):
-        if _exchange(folder, target):
-            return  # the old bundle is in the temporary folder now and is removed with it
-        # Without the exchange there is a moment with no bundle, but never one with half of it.
-        target.rename(folder.parent / "old")
-    folder.rename(target)
+    with folder_of(folder) as work, folder_of(target) as parent:
+        _flush(work, folder.name)
+        look_again(target, parent)
+        if not parent.holds(target.name):
+            _give_name(work, folder.name, parent, target)
+            return
+        earlier = "old"
+        if _exchange(work, folder.name, parent, target.name):
+            wrote(target)
+            earlier = folder.name  # what lay there is in the temporary folder now, and is removed with it
+        else:
+            # Without the exchange there is a moment with no bundle, but never one with half of it.
+            parent.move(target.name, work, earlier)
+            try:
+                _give_name(work, folder.name, parent, target)
+            except OSError:
+                work.move(earlier, parent, target.name)
+                raise
+        try:  # in the temporary folder nobody else can change it
+            check_bundle(folder.with_name(earlier), as_tar=False, overwrite=True)
+        except UsageError as error:
+            if earlier != folder.name or not _exchange(work, earlier, parent, target.name):
+                parent.move(target.name, work, "new")
+                work.move(earlier, parent, target.name)
+            raise UsageError(
+                f"{target} is not replaced.",
+                why="At the last moment something else than an earlier bundle lay there.",
+                fix="Write into a folder of your own.",
+            ) from error
 
 
-def _flush(folder: Path) -> None:
-    """Flush every file to disk before the folder gets its name."""
-    for root, _, names in os.walk(folder):
-        for path in (Path(root), *(Path(root) / name for name in names)):
-            flush(path)
+def _give_name(work: OpenFolder, name: str, parent: OpenFolder, target: Path) -> None:
+    if not work.move(name, parent, target.name):
+        raise displaced(target)
+    wrote(target)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _flush(parent: OpenFolder, name: str) -> None:
+    """Flush a folder and every file in it to disk before it gets its name."""
+    folder = parent.open(name)
+    try:
+        for below in folder.names():
+            if stat.S_ISDIR(folder.stat(below).st_mode):
+                _flush(folder, below)
+            else:
+                folder.flush(below)
+        folder.flush()
+    finally:
+        folder.close()
+
+
+def _exchange(one: OpenFolder, name: str, other: OpenFolder, its_name: str) -> bool:
     """Swap two folders in one step; return False where the system cannot."""
     if sys.platform != "linux":
         return False
@@ -158,4 +198,5 @@ def _exchange(one: Path, other: Path) -> bool:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
         return False
-    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+    places = (one.descriptor, os.fsencode(name), other.descriptor, os.fsencode(its_name))
+    return bool(rename(*places, _RENAME_EXCHANGE) == 0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
-from shlex import quote
+from shlex import quote as quoted
 from typing import Any
 
+from ...core.spelling import markdown_code, markdown_text, spelled
 from ...core.tensors import TensorSpec
 
 
@@ -21,8 +24,9 @@ def readme_text(
         onnxruntime_web: version of onnxruntime-web on the web page; None without a page.
     """
     blocks = [
-        f"# {manifest['name']}",
-        f"Made by localattn {manifest['localattn']}. `manifest.json` has the SHA-256 and size of every file.",
+        f"# {markdown_text(manifest['name'])}",
+        f"Made by localattn {markdown_text(manifest['localattn'])}. "
+        "`manifest.json` has the SHA-256 and size of every file.",
         *_check(manifest),
         *_run(manifest),
         *_kernels(manifest),
@@ -30,7 +34,7 @@ def readme_text(
         *_served(manifest, served),
         *_web(onnxruntime_web),
         *_contents(manifest),
-        *(["## Notes", _lines(*(f"- {note}" for note in notes))] if notes else []),
+        *(["## Notes", _lines(*(f"- {markdown_text(note)}" for note in notes))] if notes else []),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -43,6 +47,16 @@ def _code(*lines: str, language: str = "sh") -> str:
     return _lines(f"```{language}", *lines, "```")
 
 
+def quote(word: str) -> str:
+    """Quote a word for a shell, in a line of code; what cannot be seen is spelled out, and the word is another then."""
+    return quoted(spelled(word))
+
+
+def _within_quotes(word: str) -> str:
+    """Write a word within a shell's double quotes."""
+    return re.sub(r'([$`"\\])', r"\\\1", spelled(word))
+
+
 def _paths(manifest: Mapping[str, Any], role: str) -> list[str]:
     return [entry["path"] for entry in manifest["files"] if entry["role"] == role]
 
@@ -51,7 +65,7 @@ def _check(manifest: Mapping[str, Any]) -> list[str]:
     engines = sorted({model["backend"] for model in manifest["models"] if model["kind"] == "engine"})
     needs = "Python 3.10 or newer, `python3 -m pip install numpy onnxruntime`"
     if engines:
-        needs += f", and for the engines {' or '.join(engines)} of the version below"
+        needs += f", and for the engines {markdown_text(' or '.join(engines))} of the version below"
     return [
         "## Check it on the device",
         f"Needs {needs}. Neither torch nor localattn is used.",
@@ -69,9 +83,10 @@ def _check(manifest: Mapping[str, Any]) -> list[str]:
 def _run(manifest: Mapping[str, Any]) -> list[str]:
     blocks = ["## Run it"]
     for model in manifest["models"]:
-        blocks.append(f"`{model['path']}`" + (f" for {_made_for(model)}" if model["kind"] == "engine" else "") + ":")
-        inputs = [f"- input `{_spec(spec)}`" for spec in model["inputs"]]
-        blocks.append(_lines(*inputs, *(f"- output `{_spec(spec)}`" for spec in model["outputs"])))
+        made_for = f" for {markdown_text(_made_for(model))}" if model["kind"] == "engine" else ""
+        blocks.append(f"{markdown_code(model['path'])}{made_for}:")
+        specs = [(kind, spec) for kind in ("input", "output") for spec in model[f"{kind}s"]]
+        blocks.append(_lines(*(f"- {kind} {markdown_code(_spec(spec))}" for kind, spec in specs)))
     samples = manifest["samples"]
     example = f" --load-inputs {quote(samples[0]['inputs'])}" if samples else ""
     first = quote(manifest["models"][0]["path"])
@@ -88,7 +103,9 @@ def _kernels(manifest: Mapping[str, Any]) -> list[str]:
     if not libraries:
         return []
     model = manifest["models"][0]["path"]
-    runs = [f"localattn run {quote(model)} --plugin-library {quote(x)}  # {x.split('/')[1]}" for x in libraries]
+    runs = [
+        f"localattn run {quote(model)} --plugin-library {quote(x)}  # {spelled(x.split('/')[1])}" for x in libraries
+    ]
     return [
         "## Faster on the CPU",
         "With localattn:",
@@ -96,8 +113,8 @@ def _kernels(manifest: Mapping[str, Any]) -> list[str]:
         "In a program of your own:",
         _code(
             "options = onnxruntime.SessionOptions()",
-            f'options.register_custom_ops_library("{libraries[0]}")  # {libraries[0].split("/")[1]}',
-            f'session = onnxruntime.InferenceSession("{model}", options, providers=["CPUExecutionProvider"])',
+            f"options.register_custom_ops_library({json.dumps(libraries[0])})  # {spelled(libraries[0].split('/')[1])}",
+            f'session = onnxruntime.InferenceSession({json.dumps(model)}, options, providers=["CPUExecutionProvider"])',
             language="python",
         ),
         "`python3 verify.py --run-libraries` runs every sample with the library for its processor too, and says which "
@@ -112,7 +129,7 @@ def _build(manifest: Mapping[str, Any]) -> list[str]:
     note = "Without a plugin library the attention is built from standard operators."
     if plugins:
         note = "TensorRT 10.3 (JetPack 6) prefers the standard operators to the plugin: use `localattn build`."
-    with_plugins = [f"{command} --dynamicPlugins={quote(x)}  # {x.split('/')[1]}" for x in plugins]
+    with_plugins = [f"{command} --dynamicPlugins={quote(x)}  # {spelled(x.split('/')[1])}" for x in plugins]
     return ["## Build an engine on the device", _code(*(with_plugins or [command])), note]
 
 
@@ -120,9 +137,12 @@ def _served(manifest: Mapping[str, Any], served: Sequence[str]) -> list[str]:
     if not served:
         return []
     plugins = _paths(manifest, "plugin")
-    option = f" --backend-config='tensorrt,plugins={';'.join(plugins)}'" if plugins else ""
+    option = f" --backend-config={quote('tensorrt,plugins=' + ';'.join(plugins))}" if plugins else ""
     folders = {path.split("/")[1]: path.rpartition("/")[0] for path in sorted(set(_paths(manifest, "kernels")))}
-    start = [f'export LD_LIBRARY_PATH="$PWD/{folder}:$LD_LIBRARY_PATH"  # {arch}' for arch, folder in folders.items()]
+    start = [
+        f'export LD_LIBRARY_PATH="$PWD/{_within_quotes(folder)}:$LD_LIBRARY_PATH"  # {spelled(arch)}'
+        for arch, folder in folders.items()
+    ]
     name = served[0]
     return [
         "## Serve it with NVIDIA Triton Inference Server",
@@ -130,9 +150,9 @@ def _served(manifest: Mapping[str, Any], served: Sequence[str]) -> list[str]:
             *start,
             "tritonserver --model-repository=triton --exit-on-error=false --http-address=127.0.0.1 "
             f"--grpc-address=127.0.0.1 --metrics-address=127.0.0.1{option}",
-            f"localattn bundle verify . --server http://127.0.0.1:8000 --model {name}",
+            f"localattn bundle verify . --server http://127.0.0.1:8000 --model {quote(name)}",
         ),
-        f"Models: {', '.join(f'`{name}`' for name in served)}. A TensorRT engine runs only in a server with the "
+        f"Models: {', '.join(map(markdown_code, served))}. A TensorRT engine runs only in a server with the "
         "TensorRT version and the kind of GPU it was built for. Of several plugin libraries name the one for the "
         "server's processor.",
         "Without the addresses the server listens on every network of the machine, to anybody. Without "
@@ -158,12 +178,15 @@ def _web(version: str | None) -> list[str]:
         "files. Once loaded the page works offline, where the address is `localhost` or begins with `https`. It "
         "computes on one thread: more need a server that sends the headers `Cross-Origin-Opener-Policy` and "
         "`Cross-Origin-Embedder-Policy`, and a change of `step.js`.",
-        f"The page runs onnxruntime-web {version} (MIT licence, https://github.com/microsoft/onnxruntime).",
+        f"The page runs onnxruntime-web {markdown_text(version)} (MIT licence, https://github.com/microsoft/onnxruntime).",
     ]
 
 
 def _contents(manifest: Mapping[str, Any]) -> list[str]:
-    rows = [f"| `{entry['path']}` | {entry['role']} | {entry['size']:,} |" for entry in manifest["files"]]
+    rows = [
+        f"| {markdown_code(entry['path'])} | {markdown_text(entry['role'])} | {entry['size']:,} |"
+        for entry in manifest["files"]
+    ]
     return ["## Contents", _lines("| file | what | bytes |", "|---|---|---|", *rows)]
 
 

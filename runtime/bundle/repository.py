@@ -131,7 +131,7 @@ class Repository:
             try:
                 session = load(part.file, provider="cpu", plugin="none")
                 examples = example_inputs(session, part, samples)
-                record = check_rows(session.run, examples, part.dtype, spans_the_batch(part.file.parse()))
+                record = check_rows(session.run, examples, part.dtype, spans_the_batch(part.file.model))
                 batched, why = record.status == "passed", record.detail
             except LocalAttnError as error:  # a file that does not run here is served as it is
                 why = error.what
@@ -191,7 +191,7 @@ class Repository:
             )
         except LocalAttnError:
             proven = False
-        return batch if proven and not spans_the_batch(self._part.file.parse()) else 0
+        return batch if proven and not spans_the_batch(self._part.file.model) else 0
 
     def engine_home(self, engine: EnginePart) -> str:
         """Configure an engine and return its folder, which is outside the repository if Triton cannot run it."""

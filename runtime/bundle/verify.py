@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.at_work import temporary_folder
 from ...core.errors import CheckFailed, LocalAttnError, MissingDependency, UsageError
 from ...core.limits import check_threads
 from ...core.storage.reading import check_plain
@@ -117,6 +117,6 @@ def checked(path: Path, expected: str | None, *, unpack: bool) -> Iterator[tuple
     with ExitStack() as stack:
         folder = path
         if unpack and table is not None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="localattn-")))
+            folder = stack.enter_context(temporary_folder())
             extract(path, table, folder)
         yield (folder if unpack else None), manifest, digest

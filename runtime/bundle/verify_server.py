@@ -91,7 +91,7 @@ class _Served:
         about = server.model(name)
         listed = about.get("inputs")
         tensors = [x for x in listed if isinstance(x, dict)] if isinstance(listed, list) else []
-        self._shapes = {str(x.get("name")): _sizes(x.get("shape")) for x in tensors}
+        self._shapes = {str(x["name"]): _sizes(x.get("shape")) for x in tensors if isinstance(x.get("name"), str)}
 
     def rows(self) -> Iterator[Report]:
         """Send the samples; yield a row for each output.
@@ -147,7 +147,8 @@ class _Served:
                 yield self._row(model, sample, "", "") | NO_OUTPUTS
                 continue
             try:
-                actual = self._server.infer(self._name, inputs, list(expected))
+                most = sum(array.size for array in expected.values())
+                actual = self._server.infer(self._name, inputs, list(expected), most=most)
             except Refused as refused:
                 yield self._row(model, sample, "", "") | {"passed": False, "why": str(refused)}
                 continue
@@ -175,7 +176,10 @@ class _Served:
         # A server that joins sequences takes one row a request, and the rows of the file are sequences of their own.
         apart = axis > 0 and rows > 1 and (not shape or shape[0] != rows)
         pieces = _pieces(first.shape[axis], step.chunk, samples, many=not shape or shape[axis] < 0)
-        answers = [self._sent(stream, step, pieces, row) for row in (range(rows) if apart else (None,))]
+        # Each call of the file has as many outputs; a piece may be as long as several calls.
+        given = (expected.get(step.logits_output) for _, _, expected in samples.values())
+        most = max((array.size for array in given if array is not None), default=0)
+        answers = [self._sent(stream, step, pieces, row, most) for row in (range(rows) if apart else (None,))]
         for position, (sample, _, expected) in samples.items():
             wanted = {name: array for name, array in expected.items() if name == step.logits_output}
             if not wanted:
@@ -192,9 +196,12 @@ class _Served:
             yield from self._compared(model, sample, {step.logits_output: np.concatenate(parts)}, wanted)
 
     def _sent(
-        self, stream: Arrays, step: StepFacts, pieces: Sequence[tuple[int, int]], row: int | None
+        self, stream: Arrays, step: StepFacts, pieces: Sequence[tuple[int, int]], row: int | None, most: int
     ) -> dict[int, NDArray[Any] | str]:
-        """Send a stream; return the output by the position at which a piece starts, or what the server says."""
+        """Send a stream; return the output by the position at which a piece starts, or what the server says.
+
+        `most` is how many numbers a call of the file gives.
+        """
         sequence, found = secrets.randbelow(1 << 62) + 1, dict[int, NDArray[Any] | str]()
         for index, (start, stop) in enumerate(pieces):
             places = (*[slice(None)] * step.sequence_axis, slice(start, stop))
@@ -204,6 +211,7 @@ class _Served:
                     self._name,
                     piece,
                     [step.logits_output],
+                    most=most * -(-(stop - start) // step.chunk),
                     sequence_id=sequence,
                     sequence_start=index == 0,
                     sequence_end=index == len(pieces) - 1,

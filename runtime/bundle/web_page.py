@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
+from ...core.spelling import spelled
 from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
@@ -102,7 +103,7 @@ def write_page(files: BundleFiles, runtime: Path, version: str, models: Sequence
     assert models[0].step is not None
     _, logits = other_tensors(models[0], models[0].step)
     page = {
-        "name": models[0].path.stem,
+        "name": spelled(models[0].path.stem),
         "vocabulary": int(logits.shape[-1]),
         "step": step,
         "prefill": prefill[0] if prefill else None,
@@ -110,7 +111,7 @@ def write_page(files: BundleFiles, runtime: Path, version: str, models: Sequence
         "digest": hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest(),
         "files": paths,
     }
-    text = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(page, indent=1) + "\n"
     files.add(f"{HOME}/page.json", text.encode(), "web")
 
 

@@ -17,9 +17,8 @@ import os
 import platform
 import struct
 import sys
-import tempfile
-from pathlib import Path
 
+from ...core.at_work import temporary_folder
 from ...core.errors import MissingDependency
 
 SHIPPED = "libtensorrt_rtx.so.1"
@@ -53,8 +52,8 @@ def preload() -> None:
     machine = platform.machine().lower()
     if machine not in _MACHINES:
         raise MissingDependency("TensorRT-RTX does not run here.", why=f"The processor is {machine}.")
-    with tempfile.TemporaryDirectory(prefix="localattn-") as folder:
-        path = Path(folder) / LOOKED_FOR
+    with temporary_folder() as folder:
+        path = folder / LOOKED_FOR
         path.write_bytes(alias_library(LOOKED_FOR, SHIPPED, machine))
         _held.append(ctypes.CDLL(str(path)))
 

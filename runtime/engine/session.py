@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ class EngineSession(Session):
         self.outputs = list(opened.facts.outputs)
         self._source = source
         self._messages = opened.opened.messages
+        self._lock = threading.RLock()  # one context, and one place for each tensor: one call at a time
         check_on_gpu(source, opened)
         with starting(source, opened):
             self._gpu = GpuWork()
@@ -68,10 +70,11 @@ class EngineSession(Session):
 
         Where this fails, now or later, calls run as before; a note and a warning say why.
         """
-        self._messages.clear()
-        use_device(self.device)
-        self._executor.use_graphs()
-        self._note_graphs()
+        with self._lock:
+            self._messages.clear()
+            use_device(self.device)
+            self._executor.use_graphs()
+            self._note_graphs()
 
     def run_on_gpu(self, inputs: Mapping[str, Any]) -> dict[str, GpuArray]:
         """Run the model once, and leave the results in GPU memory.
@@ -101,8 +104,9 @@ class EngineSession(Session):
             self._launch(call)
 
         def again() -> None:
-            use_device(self.device)
-            self._launch(call)
+            with self._lock:
+                use_device(self.device)
+                self._launch(call)
 
         return again
 
@@ -125,19 +129,20 @@ class EngineSession(Session):
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Have the GPU current, which depends on the thread, and turn failures into errors with their reason."""
+        """Have the GPU current, which depends on the thread, alone; turn failures into errors with their reason."""
         from polygraphy.exception import PolygraphyException
 
-        self._messages.clear()
-        use_device(self.device)
-        try:
-            yield
-        except (PolygraphyException, Refused) as error:
-            raise UsageError(
-                f"{self._source} did not run on these inputs.",
-                why=self._messages.reason(error),
-                fix="Check that the shapes lie within the sizes it was built for: localattn inspect shows them.",
-            ) from error
+        with self._lock:
+            self._messages.clear()
+            use_device(self.device)
+            try:
+                yield
+            except (PolygraphyException, Refused) as error:
+                raise UsageError(
+                    f"{self._source} did not run on these inputs.",
+                    why=self._messages.reason(error),
+                    fix="Check that the shapes lie within the sizes it was built for: localattn inspect shows them.",
+                ) from error
 
     def _taken(self, spec: TensorSpec, inputs: Mapping[str, Any], sizes: dict[str, int]) -> NDArray[Any] | GpuView:
         """Return an input that fits, as numpy array or as a view of memory of the GPU."""

@@ -53,7 +53,12 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
         raise MissingDependency("A chat template needs jinja2.", fix="pip install 'localattn[transformers]'")
     if "error" in answer:
         raise _failed(str(answer["error"]), told=any(message["role"] == "system" for message in messages))
-    return str(answer["text"])
+    text = str(answer["text"])
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _failed(f"Character {error.start} of its text is half of one (a surrogate).") from error
+    return text
 
 
 def _failed(why: str, *, told: bool = False) -> UsageError:

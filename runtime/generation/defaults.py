@@ -6,27 +6,27 @@ tokens that end a text where it does not. All come from outside and are read as 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.error_texts import argument
+from ...core.error_texts import argument, shown
 from ...core.errors import UsageError
-from ...core.limits import LARGEST_SIZE
 from ...core.storage.reading import read_json, read_plain
-from .tokenizer import FolderTokenizer
+from .fields import DRAWS, FIELDS, SCORES, Field, is_token
+from .stop_strings import StopStrings
+from .tokenizer import TOKENIZER, FolderTokenizer
 
 GENERATION, CONFIG, TOKENIZER_CONFIG = "generation_config.json", "config.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 _MOST_BYTES = 32 << 20
-_MOST_STOPS = 4096
+# Unknown fields that are named; a file may have any number.
+_MOST_NAMED = 8
 _FIX = "Copy the original again."
 # What transformers takes where the file does not say.
 _TOP_K = 50
-# Values that only tokens that are drawn have.
-_DRAWN = frozenset(("temperature", "top_k", "top_p"))
+_REAL = ("temperature", "top_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,16 @@ class FolderDefaults:
     Args:
         stop: tokens that end a text.
         do_sample: whether tokens are drawn; None where the folder has no `generation_config.json`.
-        sampling: arguments of `Sampling`, for tokens that are drawn.
+        sampling: arguments of `Sampling`, those for drawn tokens too.
         template: the chat template, in Jinja; None without one.
         special: names of special tokens for it, as `bos_token`.
         max_new_tokens: most tokens to generate; None where the folder does not say.
         max_length: most tokens of prompt and text together, where `max_new_tokens` does not say.
+        bos: the token that begins a text; None where the folder does not say.
+        max_time: seconds after which a text ends; None for any.
+        stop_strings: strings that end a text.
+        notes: what `generation_config.json` asks for that is not applied, a sentence each.
+        path: of `generation_config.json`, for errors.
     """
 
     stop: tuple[int, ...] = ()
@@ -50,6 +55,11 @@ class FolderDefaults:
     special: Mapping[str, str] = field(default_factory=dict)
     max_new_tokens: int | None = None
     max_length: int | None = None
+    bos: int | None = None
+    max_time: float | None = None
+    stop_strings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    path: str = GENERATION
 
     def most_tokens(self, prompt_length: int) -> int | None:
         """Return how many tokens the folder allows after a prompt; None where it does not say.
@@ -74,14 +84,35 @@ class FolderDefaults:
             do_sample: whether tokens are drawn; None: if a value for that is given, else as the folder says, and where
                 it says nothing, too.
             given: arguments of `Sampling`; None leaves one to the folder.
+
+        Raises:
+            UsageError: a value of the folder that counts here is outside its range.
         """
         chosen = {name: value for name, value in given.items() if value is not None}
         if do_sample is None:
-            drawn = not chosen.keys().isdisjoint(_DRAWN) or self.do_sample in (True, None)
+            drawn = not chosen.keys().isdisjoint(DRAWS) or self.do_sample in (True, None)
         else:
             drawn = do_sample
         values = {**self.sampling, **chosen}
-        return values if drawn else {**{x: y for x, y in values.items() if x not in _DRAWN}, "temperature": 0.0}
+        if not drawn:
+            values = {**{name: value for name, value in values.items() if name not in DRAWS}, "temperature": 0.0}
+        for name, value in values.items():
+            if name not in chosen:
+                _check(FIELDS[name], value, self.path)
+        return values
+
+    def ending(self, tokenizer: FolderTokenizer | None) -> dict[str, Any]:
+        """Return the arguments of `Generator.generate` about the end of a text, the number of tokens apart.
+
+        Args:
+            tokenizer: of the folder; without it no string ends a text.
+        """
+        found: dict[str, Any] = {"stop": self.stop}
+        if self.max_time is not None:
+            found["max_time"] = self.max_time
+        if self.stop_strings and tokenizer is not None:
+            found["stop_strings"] = StopStrings(self.stop_strings, tokenizer.text_of)
+        return found
 
 
 def read_defaults(folder: Path, tokenizer: FolderTokenizer | None) -> FolderDefaults:
@@ -89,25 +120,98 @@ def read_defaults(folder: Path, tokenizer: FolderTokenizer | None) -> FolderDefa
 
     Args:
         folder: where the step file lies.
-        tokenizer: of the folder.
+        tokenizer: of the folder; None where it has none.
 
     Raises:
         UsageError: a file is no JSON object, too large, or states a value of another type.
     """
-    generation, config, names = (_read(folder / name) for name in (GENERATION, CONFIG, TOKENIZER_CONFIG))
+    path = folder / GENERATION
+    stated = path.is_file()
+    generation = _read(path)
+    # Beside a model of another kind a file of these names may be anything.
+    read = _read if stated or tokenizer is not None else _read_if_object
+    config, names = read(folder / CONFIG), read(folder / TOKENIZER_CONFIG)
     special = {
         name: text for name in ("bos_token", "eos_token", "pad_token", "unk_token") if (text := _text(names, name))
     }
-    stop = _stops(generation, folder / GENERATION) or _stops(config, folder / CONFIG)
+    for name, row in FIELDS.items():
+        _check(row, generation.get(name), path, in_use=row.role == "ending")
+    stop = _stops(generation, path) or _stops(config, folder / CONFIG)
     if not stop and tokenizer is not None and "eos_token" in special:
         known = tokenizer.token(special["eos_token"])
         stop = () if known is None else (known,)
-    if not (folder / GENERATION).is_file():
-        return FolderDefaults(stop, template=_template(folder, names), special=special)
-    drawn, sampling = generation.get("do_sample") is True, _sampling(generation, folder / GENERATION)
-    counts = ("max_new_tokens", "max_length")
-    most = (_checked(generation, name, folder / GENERATION, _is_count, "counts tokens") for name in counts)
-    return FolderDefaults(stop, drawn, sampling, _template(folder, names), special, *most)
+    found = FolderDefaults(
+        stop, template=_template(folder, names), special=special, bos=_bos(generation, config, special, tokenizer)
+    )
+    if not stated:
+        return found
+    texts = generation.get("stop_strings")
+    return replace(
+        found,
+        do_sample=generation.get("do_sample") is True,
+        sampling=_sampling(generation),
+        max_new_tokens=generation.get("max_new_tokens"),
+        max_length=generation.get("max_length"),
+        max_time=generation.get("max_time"),
+        stop_strings=(texts,) if isinstance(texts, str) else tuple(texts or ()),
+        notes=tuple(_notes(generation, tokenizer)),
+        path=str(path),
+    )
+
+
+def _check(row: Field, value: Any, path: Path | str, *, in_use: bool = True) -> None:
+    """Refuse a value of a field that cannot be used."""
+    if wrong := row.wrong(value, in_use=in_use):
+        raise UsageError(f"{path} cannot be used.", why=f"{row.name} is {shown(value)}. {wrong}", fix=_FIX)
+
+
+def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `Sampling`: what is stated and does anything."""
+    found = {name: values[name] for name in (*SCORES, *DRAWS) if values.get(name) is not None}
+    top_k = values.get("top_k")
+    if top_k is None:
+        found["top_k"] = _TOP_K
+    elif top_k == 0:
+        del found["top_k"]
+    return {name: float(value) if type(value) is int and name in _REAL else value for name, value in found.items()}
+
+
+def _notes(values: Mapping[str, Any], tokenizer: FolderTokenizer | None) -> Iterator[str]:
+    """Yield what is asked for and not applied."""
+    for name, value in values.items():
+        row = FIELDS.get(name)
+        if row is not None and row.missing and value is not None and row.active(value):
+            yield f"{GENERATION}: {name} is {shown(value)} and not applied, because {row.missing}"
+    if values.get("stop_strings") is not None and tokenizer is None:
+        yield f"{GENERATION}: stop_strings is not applied, because no {TOKENIZER} says how tokens read"
+    unknown = [name for name in values if name not in FIELDS]
+    if unknown:
+        named = ", ".join(shown(name).strip("'\"") for name in unknown[:_MOST_NAMED])
+        more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+        verb = "is" if len(unknown) == 1 else "are"
+        yield f"{GENERATION}: {named}{more} {verb} not applied, because transformers' generate has no such field"
+
+
+def _bos(
+    generation: Mapping[str, Any],
+    config: Mapping[str, Any],
+    special: Mapping[str, str],
+    tokenizer: FolderTokenizer | None,
+) -> int | None:
+    """Return the token that begins a text, from the first file that knows it."""
+    for values in (generation, config):
+        found = values.get("bos_token_id")
+        if found is not None and is_token(found):
+            return int(found)
+    return tokenizer.token(special["bos_token"]) if tokenizer is not None and "bos_token" in special else None
+
+
+def _read_if_object(path: Path) -> Mapping[str, Any]:
+    """Read a JSON object; an absent or another file is an empty one."""
+    try:
+        return _read(path)
+    except UsageError:
+        return {}
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -127,40 +231,10 @@ def _text(names: Mapping[str, Any], name: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _checked(values: Mapping[str, Any], name: str, path: Path, fits: Callable[[Any], bool], wrong: str) -> Any:
-    """Return a value that fits; None where the file has none."""
-    found = values.get(name)
-    if found is not None and not fits(found):
-        raise UsageError(f"{path} cannot be used.", why=f"{name} {wrong}.", fix=_FIX)
-    return found
-
-
-def _is_count(found: Any) -> bool:
-    return type(found) is int and 1 <= found <= LARGEST_SIZE  # a bool is an int too
-
-
-def _is_number(found: Any) -> bool:
-    return type(found) in (int, float) and abs(found) <= sys.float_info.max
-
-
-def _are_tokens(found: Any) -> bool:
-    listed = found if isinstance(found, list) else [found]
-    return len(listed) <= _MOST_STOPS and all(type(x) is int and x >= 0 for x in listed)
-
-
 def _stops(values: Mapping[str, Any], path: Path) -> tuple[int, ...]:
-    found = _checked(values, "eos_token_id", path, _are_tokens, "is no list of tokens")
+    found = values.get("eos_token_id")
+    _check(FIELDS["eos_token_id"], found, path)
     return tuple(found) if isinstance(found, list) else () if found is None else (found,)
-
-
-def _sampling(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return arguments of `Sampling`."""
-    names = ("temperature", "top_p", "repetition_penalty")
-    numbers = {name: _checked(values, name, path, _is_number, "is no number") for name in names}
-    found: dict[str, Any] = {name: float(number) for name, number in numbers.items() if number is not None}
-    stated = {"top_k": _TOP_K, **values}
-    top_k = _checked(stated, "top_k", path, lambda x: type(x) is int, "is no whole number")
-    return {**found, "top_k": top_k} if top_k else found
 
 
 def _template(folder: Path, names: Mapping[str, Any]) -> str | None:

@@ -9,19 +9,24 @@ or by hand: `prefill(ids)`, then look at `logits`, choose, `step(ids)`, as often
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...core.error_texts import argument
+from ...core.error_texts import argument, close_match, shown
 from ...core.errors import UsageError
 from ...core.tensors import INTEGER_MASKS
 from ..inputs.vocabulary import check_tokens
-from .sampling import Sampler, Sampling, Tokens
+from .fields import FIELDS
+from .sampler import Sampler
+from .sampling import Sampling, Tokens
 from .step_session import StepSession, open_step
+from .stop_strings import StopStrings
 
 # The value for a row that has ended; no token has this number.
 ENDED = -1
@@ -81,7 +86,7 @@ class Generator:
 
     @property
     def logits(self) -> NDArray[Any]:
-        """Scores of the next token, `[B, V]`, in a buffer that the next call overwrites.
+        """Scores of the next token, `[B, V]`; while `generate` runs, in a buffer that the next token overwrites.
 
         Raises:
             UsageError: nothing was consumed yet.
@@ -109,6 +114,12 @@ class Generator:
             UsageError: no token, one outside the vocabulary, or more than the model has positions for; or a mask that
                 the file does not take or that has another shape.
         """
+        with self.session.own_text():
+            self._logits = self._consumed(ids, mask).copy()
+        return self._logits
+
+    def _consumed(self, ids: ArrayLike, mask: ArrayLike | None = None) -> NDArray[Any]:
+        """Consume tokens as `prefill` does, and return the logits in the session's buffer."""
         tokens = np.asarray(ids)
         if tokens.ndim == 1:
             tokens = np.broadcast_to(tokens, (self.batch, len(tokens)))
@@ -119,9 +130,8 @@ class Generator:
                 fix="Give a prompt, even a single token: the model needs something to go on from.",
             )
         self._check_tokens(tokens)
-        output = self.session.consume({self._input: tokens.astype(np.int64), **self._hiding(tokens, mask)})
-        self._logits = output[:, -1]
-        return self._logits
+        output = self.session.consume({self._input: tokens.astype(np.int64), **self._hiding(tokens, mask)}, shared=True)
+        return output[:, -1]
 
     def _hiding(self, tokens: NDArray[Any], mask: ArrayLike | None) -> dict[str, NDArray[Any]]:
         """Return the mask of tokens `[B, T]` by the name of its input; empty if the file takes none."""
@@ -150,13 +160,27 @@ class Generator:
         Raises:
             UsageError: as `prefill`.
         """
+        with self.session.own_text():
+            self._logits = self._stepped(ids).copy()
+        return self._logits
+
+    def _stepped(self, ids: ArrayLike) -> NDArray[Any]:
+        """Consume tokens as `step` does, and return the logits in the session's buffer."""
         tokens = np.asarray(ids)
         if tokens.size != self.batch or self.session.chunks[0] != 1:
-            return self.prefill(tokens.reshape(-1, 1))
+            return self._consumed(tokens.reshape(-1, 1))
         self._check_tokens(tokens)
         column = tokens.reshape(self.batch, 1).astype(np.int64, copy=False)
-        self._logits = self.session.advance({self._input: column, **self._kept}, checked=True)[:, -1]
-        return self._logits
+        return self.session.advance({self._input: column, **self._kept}, checked=True, shared=True)[:, -1]
+
+    def begin(self, ids: ArrayLike, mask: ArrayLike | None = None) -> None:
+        """Begin a text with a prompt, as `reset` and `prefill` do; `logits` are those of the session's buffer."""
+        self.reset()
+        self._logits = self._consumed(ids, mask)
+
+    def go_on(self, ids: ArrayLike) -> None:
+        """Go on with a token, as `step` does; `logits` are those of the session's buffer."""
+        self._logits = self._stepped(ids)
 
     def room(self, prompt_length: int) -> int | None:
         """Return how many tokens can be generated after a prompt of this length; None: any number.
@@ -177,10 +201,15 @@ class Generator:
         repetition_penalty: float = 1.0,
         seed: int = 0,
         stop: Collection[int] = (),
+        stop_strings: StopStrings | None = None,
+        max_time: float | None = None,
         first_row: int = 0,
         mask: ArrayLike | None = None,
-    ) -> Iterator[Tokens]:
-        """Start from a prompt and yield the tokens that follow.
+        **others: Any,
+    ) -> TokenStream:
+        """Start from a prompt and return the stream of tokens that follow.
+
+        The stream ends with an error once another text began in the session: a generator writes one at a time.
 
         Args:
             prompt: as for `prefill`.
@@ -191,18 +220,24 @@ class Generator:
             repetition_penalty: the same; the prompt counts.
             seed: of the draws; the same seed gives the same tokens.
             stop: a sequence ends with the first of these tokens, which is still yielded.
+            stop_strings: a sequence ends with the token in which one of these strings ends.
+            max_time: all sequences end with the first token after so many seconds from this call on.
             first_row: number of the first sequence; row `r` draws from the seed's stream `first_row + r`.
             mask: of the prompt, as for `prefill`.
-
-        Yields:
-            The next token of every sequence, `[B]`; `ENDED` for those that have ended. Ends when all have.
+            others: further arguments of `Sampling`: `min_p`, `no_repeat_ngram_size`, `bad_words_ids` and so on.
 
         Raises:
-            UsageError: as `prefill`, or max_tokens goes past the model's positions. Raised by this call, before
-                anything is yielded.
+            UsageError: as `prefill`, or max_tokens goes past the model's positions, or an argument of `Sampling` cannot
+                be used. Raised by this call, before anything is yielded.
         """
-        sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-        sampler = Sampler(sampling, seed, range(first_row, first_row + self.batch))
+        unknown = others.keys() - Sampling.__dataclass_fields__.keys()
+        if unknown:
+            name = sorted(unknown)[0]
+            raise UsageError(f"generate has no argument {name}.", fix=close_match(name, Sampling.__dataclass_fields__))
+        if wrong := FIELDS["max_time"].wrong(max_time):
+            raise UsageError(f"max_time is {shown(max_time)}.", why=wrong)
+        begin = time.monotonic()
+        sampling = Sampling(temperature, top_k, top_p, repetition_penalty, **others)
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"{argument('max_tokens')} is {max_tokens}.", why="It counts tokens.")
         length = np.shape(prompt)[-1] if np.ndim(prompt) else 0
@@ -213,21 +248,88 @@ class Generator:
                 why=self.session.facts.why_positions_end,
                 fix=f"Generate {room} at the most, or give a shorter prompt." if room else "Give a shorter prompt.",
             )
-        self.reset()
-        self.prefill(prompt, mask)
-        sampler.see(np.asarray(prompt), self.vocabulary)
-        return self._go_on(sampler, room if max_tokens is None else max_tokens, frozenset(stop))
+        count = room if max_tokens is None else max_tokens
+        rows = range(first_row, first_row + self.batch)
+        sampler = Sampler(sampling, seed, rows, stop=stop, max_tokens=count)
+        with self.session.taken_over():
+            self.begin(prompt, mask)
+            sampler.see(np.asarray(prompt), self.vocabulary, mask)
+            if stop_strings is not None:
+                stop_strings.begin(prompt, self.batch)
+            ends = Ends(count, frozenset(map(int, stop)), stop_strings, None if max_time is None else begin + max_time)
+            return TokenStream(self, sampler, ends)
 
-    def _go_on(self, sampler: Sampler, count: int | None, stop: frozenset[int]) -> Iterator[Tokens]:
-        ended = np.zeros(self.batch, dtype=np.bool_)
-        made = 0
-        while count is None or made < count:
-            tokens = sampler.choose(self.logits)
-            yield np.where(ended, ENDED, tokens)
-            made += 1
-            if stop:
-                ended |= np.isin(tokens, list(stop))
-                if ended.all():
-                    return
-            if made != count:
-                self.step(tokens)
+
+@dataclass(frozen=True)
+class Ends:
+    """What ends a sequence.
+
+    Args:
+        count: the most tokens; None for any number.
+        stop: tokens that end it.
+        strings: strings that end it.
+        deadline: of `time.monotonic`; None for none.
+    """
+
+    count: int | None
+    stop: frozenset[int]
+    strings: StopStrings | None
+    deadline: float | None
+
+
+class TokenStream(Iterator[Tokens]):
+    """The tokens after a prompt: each is the next token of every sequence, `[B]`, and `ENDED` for those that ended.
+
+    Args:
+        generator: has consumed the prompt.
+        sampler: chooses the tokens.
+        ends: what ends a sequence.
+
+    Attributes:
+        finish: why each sequence ended: "stop" (a token or a string), "time", "length"; None while it goes on.
+    """
+
+    def __init__(self, generator: Generator, sampler: Sampler, ends: Ends) -> None:
+        self._generator, self._sampler, self._ends = generator, sampler, ends
+        self._text, self._position = generator.session.texts, generator.position
+        self._ended = np.zeros(generator.batch, dtype=np.bool_)
+        self._made = 0
+        self._last: Tokens | None = None
+        self.finish: list[str | None] = [None] * generator.batch
+
+    def __next__(self) -> Tokens:
+        """Return the next token of every sequence.
+
+        Raises:
+            UsageError: another text began in the session.
+        """
+        if self._ended.all() or self._made == self._ends.count:
+            raise StopIteration
+        with self._generator.session.taken_over():
+            if (self._text, self._position) != (self._generator.session.texts, self._generator.position):
+                raise UsageError(
+                    "This stream of tokens cannot go on.",
+                    why="Another text began or went on in its session, which holds one at a time.",
+                    fix="Open a generator for each text that is written at the same time.",
+                )
+            if self._last is not None:
+                self._generator.go_on(self._last)
+                self._position = self._generator.position
+            tokens = self._sampler.choose(self._generator.logits, self._ended)
+        self._last = tokens
+        self._made += 1
+        shown: Tokens = np.where(self._ended, ENDED, tokens)
+        for row in np.flatnonzero(~self._ended):
+            self._end_row(int(row), int(tokens[row]))
+        if self._made == self._ends.count:
+            self.finish = [reason or "length" for reason in self.finish]
+        return shown
+
+    def _end_row(self, row: int, token: int) -> None:
+        """Note whether a sequence ends with a token."""
+        found = token in self._ends.stop
+        if self._ends.strings is not None:
+            found |= self._ends.strings.add(row, token)
+        late = self._ends.deadline is not None and time.monotonic() > self._ends.deadline
+        if found or late:
+            self._ended[row], self.finish[row] = True, "stop" if found else "time"

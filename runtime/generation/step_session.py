@@ -3,12 +3,18 @@
 A step file takes the next position of every sequence and the caches of all positions before; the prefill file beside
 it takes a chunk of positions at once. `open_step` chooses the backend by the file's suffix. A backend is a class of
 `StepSession`, which `runtime.session.Backend` names.
+
+A session holds one text. It belongs to the thread that began it, so that no other one goes on in it unnoticed; another
+thread begins a new text by `reset`, or says that it goes on with this one by `take_over`.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -78,6 +84,7 @@ class StepSession(ABC):
         notes: what a user should know of how it runs, a sentence each.
         missing_prefill: name of the prefill file that was exported with it and is missing from its folder.
         plugin: path of the library whose compiled kernels compute the attention nodes; None if their ONNX functions do.
+        texts: how many texts were begun by `reset`.
     """
 
     early_start = True
@@ -91,7 +98,11 @@ class StepSession(ABC):
     def __init__(self, facts: StepFacts, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):
         self.facts = facts
         self.inputs, self.output, self.chunks = list(inputs), output, tuple(chunks)
-        self.position = 0
+        self.position = self.texts = 0
+        self._lock = threading.RLock()
+        self._owner: threading.Thread | None = None
+        # Threads whose text another one ended: they begin anew first, also when that one is over.
+        self._ousted: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._specs = {chunk: [self.resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
 
     @property
@@ -120,26 +131,74 @@ class StepSession(ABC):
         return
 
     def reset(self) -> None:
-        """Return to position 0 and clear the caches."""
-        self.position = 0
-        self._clear()
+        """Return to position 0 and clear the caches; the text that begins here belongs to this thread."""
+        with self.taken_over():
+            self.position = 0
+            self.texts += 1
+            self._clear()
 
-    def advance(self, inputs: Mapping[str, NDArray[Any]], *, checked: bool = False) -> NDArray[Any]:
+    def take_over(self) -> None:
+        """Go on in this thread with the text that another one began, once no call is running."""
+        with self.taken_over():
+            pass
+
+    @contextmanager
+    def taken_over(self) -> Iterator[None]:
+        """Take the text over as `take_over` does, and let no other thread call within."""
+        with self._lock:
+            me, before = threading.current_thread(), self._owner
+            if before is not None and before is not me:
+                self._ousted.add(before)
+            self._ousted.discard(me)
+            self._owner = me
+            yield
+
+    @contextmanager
+    def own_text(self) -> Iterator[None]:
+        """Let this thread call, and no other one within.
+
+        Raises:
+            UsageError: the text belongs to another one, which still runs, or which took this one's place.
+        """
+        self._check_owner()  # before the lock: nobody waits only to be refused
+        with self._lock:
+            self._check_owner()
+            self._owner = threading.current_thread()
+            yield
+
+    def _check_owner(self) -> None:
+        owner, me = self._owner, threading.current_thread()
+        if owner is None or owner is me or not (owner.is_alive() or me in self._ousted):
+            return
+        raise UsageError(
+            f"This session holds the text of another thread ({owner.name}).",
+            why="Its caches are those of one text, and two threads would mix theirs.",
+            fix="Open a session in each thread, or begin anew with reset; with take_over this thread goes on with the "
+            "text.",
+        )
+
+    def advance(
+        self, inputs: Mapping[str, NDArray[Any]], *, checked: bool = False, shared: bool = False
+    ) -> NDArray[Any]:
         """Consume the positions of one call.
 
         Args:
             inputs: one array for each of `self.inputs`, with one of `self.chunks` positions on `facts.sequence_axis`.
             checked: the inputs are known to fit in dtype and shape.
+            shared: return the session's own buffer, which the next call of any thread overwrites.
 
         Returns:
-            The output at these positions, in a buffer that the next call overwrites.
+            The output at these positions.
 
         Raises:
-            UsageError: an input does not fit, or the model has no position left; nothing is consumed.
+            UsageError: an input does not fit, the model has no position left, or the text is another thread's; nothing
+                is consumed.
         """
-        return self._call(self._execute, inputs, checked=checked)
+        with self.own_text():
+            output = self._call(self._execute, inputs, checked=checked)
+            return output if shared else output.copy()
 
-    def consume(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    def consume(self, inputs: Mapping[str, NDArray[Any]], *, shared: bool = False) -> NDArray[Any]:
         """Consume one or more positions: in chunks as long as they fit, then in smaller calls.
 
         Where a call may begin before position 0, all but the last position go in chunks, the first one filled up in
@@ -147,23 +206,26 @@ class StepSession(ABC):
 
         Args:
             inputs: as for `advance`, of any length.
+            shared: the same.
 
         Returns:
-            The output of the last call, in a buffer that the next call overwrites.
+            The output of the last call.
 
         Raises:
             UsageError: as `advance`; positions are counted before anything is consumed.
         """
         early = self.early_start and self.facts.early_start
-        *before, last = self._pieces(inputs, None, int(early and self.position == 0))
-        for piece in before:
-            self._call(self._skip, *piece)
-        return self._call(self._execute, *last)
+        with self.own_text():
+            *before, last = self._pieces(inputs, None, int(early and self.position == 0))
+            for piece in before:
+                self._call(self._skip, *piece)
+            output = self._call(self._execute, *last)
+            return output if shared else output.copy()
 
     def calls(
         self, inputs: Mapping[str, NDArray[Any]], largest: int | None = None, smallest_last: int = 0
     ) -> Iterator[NDArray[Any]]:
-        """Consume any number of positions as `consume` does, and yield the output of each call.
+        """Consume any number of positions as `consume` does, and yield the output of each call, in a shared buffer.
 
         Args:
             inputs: as for `consume`.
@@ -172,7 +234,9 @@ class StepSession(ABC):
                 that is not full may be filled up.
         """
         for piece in self._pieces(inputs, largest, smallest_last):
-            yield self._call(self._execute, *piece)
+            with self.own_text():
+                output = self._call(self._execute, *piece)
+            yield output
 
     def _pieces(
         self, inputs: Mapping[str, NDArray[Any]], largest: int | None, smallest_last: int

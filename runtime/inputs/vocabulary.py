@@ -28,7 +28,7 @@ def rows_of_table(file: OnnxFile) -> int | None:
 
     If there are several tables, the smallest counts.
     """
-    graph = file.parse().graph
+    graph = file.model.graph
     whole = {value.name for value in graph.input}
     rows = {tensor.name: tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) == 2}
     found = [

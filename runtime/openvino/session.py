@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
 from ...core.tensors import TensorSpec
 from ...onnx_graph.facts import inspect_onnx
+from ...onnx_graph.library_errors import refused_as
 from ...onnx_graph.onnx_file import OnnxFile
 from ..session import RUNTIMES, Arrays, Session
 from .prepare import readable
@@ -38,7 +40,7 @@ class OpenVinoSession(Session):
         source: the file's name, for errors.
 
     Attributes:
-        request: OpenVINO's `InferRequest`.
+        request: OpenVINO's `InferRequest` of callers that fill its tensors themselves; `run` takes one for each thread.
     """
 
     backend = "openvino"
@@ -47,26 +49,53 @@ class OpenVinoSession(Session):
         self.inputs, self.outputs, self._source = inputs, outputs, source
         self.provider = "+".join(name.lower() for name in compiled.get_property("EXECUTION_DEVICES"))
         self.notes = (f"computes in {_precision(compiled)}",)
+        _fill_tables()
+        self._compiled = compiled
         self.request = compiled.create_infer_request()
+        self._idle = [self.request]  # a request computes for one caller at a time
 
     def _execute(self, inputs: Arrays) -> Arrays:
-        self.infer(inputs)
-        return {spec.name: np.array(self.request.get_tensor(spec.name).data) for spec in self.outputs}
+        try:
+            request = self._idle.pop()
+        except IndexError:  # every request computes for another thread
+            request = self._compiled.create_infer_request()
+        try:
+            self.infer(inputs, request)
+            return {spec.name: np.array(request.get_tensor(spec.name).data) for spec in self.outputs}
+        finally:
+            self._idle.append(request)
 
-    def infer(self, inputs: Mapping[str, Any] | None = None) -> None:
-        """Run once, on these inputs or on the tensors that the request already holds.
+    def infer(self, inputs: Mapping[str, Any] | None = None, request: Any = None) -> None:
+        """Run once, on these inputs or on the tensors that the request already holds; by default `self.request`.
 
         Raises:
             UsageError: OpenVINO refuses their values.
         """
         try:
-            self.request.infer(inputs, share_inputs=True)
+            (request or self.request).infer(inputs, share_inputs=True)
         except Exception as error:
             raise UsageError(
                 f"{self._source} did not run on these inputs.",
                 why=_reason(error),
                 fix="Check that the values fit the model: tokens below its vocabulary size, enough memory.",
             ) from error
+
+
+# One thread at a time fills OpenVINO's tables.
+_filling = threading.Lock()
+
+
+def _fill_tables() -> None:
+    """Have OpenVINO's Python binding make its tables of element types, before several threads ask for them.
+
+    In 2026.4.1 the first two threads that do wait for each other forever: one holds a table's lock and waits for the
+    interpreter, the other the interpreter's.
+    """
+    with _filling:
+        openvino = _BACKEND.require()
+        tensor = openvino.Tensor(np.zeros(1, np.float32), shared_memory=True)
+        tensor.get_element_type().to_dtype()
+        _ = tensor.data
 
 
 def _precision(compiled: Any) -> str:
@@ -109,15 +138,9 @@ def open_file(
     if threads is not None and device == "CPU":
         options["INFERENCE_NUM_THREADS"] = threads
     facts = inspect_onnx(file)
-    given = readable(file)
-    try:
+    what = f"OpenVINO {_BACKEND.require().__version__.split('-')[0]} cannot load {file.name}."
+    with readable(file) as given, refused_as(what, f"Run it in onnxruntime: leave {argument('runtime')} out.", _reason):
         compiled = core.compile_model(core.read_model(given), device, options)
-    except Exception as error:
-        raise UsageError(
-            f"OpenVINO {_BACKEND.require().__version__.split('-')[0]} cannot load {file.name}.",
-            why=_reason(error),
-            fix=f"Run it in onnxruntime: leave {argument('runtime')} out.",
-        ) from error
     file.check_same()
     _log.info("%s runs on %s, %s", file.name, device, options)
     return OpenVinoSession(compiled, _numpy(facts.inputs), _numpy(facts.outputs), file.name)
@@ -156,7 +179,7 @@ def _numpy(specs: list[TensorSpec]) -> list[TensorSpec]:
     return [replace(spec, dtype="float32") if spec.dtype == "bfloat16" else spec for spec in specs]
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return OpenVINO's message in one line of limited length, without the places in its source."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = " ".join(line for line in lines if line and not line.startswith(("Exception from", "Check '")))

@@ -158,7 +158,7 @@ class SessionInput:
         notes: what users should know of the copy.
     """
 
-    model: str | bytes
+    model: bytes
     providers: list[Any]
     notes: tuple[str, ...] = ()
 
@@ -180,38 +180,37 @@ def model_for(
         more: options for the provider.
 
     Raises:
-        UsageError: the file is no ONNX model.
-        ValueError, OSError: of `inlining.read_weights`.
+        UsageError: the file is no ONNX model, or its external data cannot be read.
+        ValueError: of `OnnxFile.read_weights`.
     """
     if file.folder is not None:
         options.add_session_config_entry(_DATA_FOLDER, str(file.folder))
-    content, chosen = file.content, dict(more or {})
+    model, chosen = file.for_engines(), dict(more or {})
     notes: tuple[str, ...] = ()
     if provider.sums_halves_in_fp16(ort.__version__):
         from ...onnx_graph.precision import fp16_matmul_in_fp32
 
-        model = file.parse()
         wide = fp16_matmul_in_fp32.apply(model)
         if wide is not model:
             _log.info("pass fp16_matmul_in_fp32 applied to %s", file.name)
-            content, notes = wide.SerializeToString(), (SUMMED,)
+            model, notes = wide, (SUMMED,)
     elif provider.precision or not provider.functions:
         from ...onnx_graph import inlining
-        from ...onnx_graph.graph_values import element_types
+        from ...onnx_graph.graph_values import element_types, outside_weights
 
-        model = file.parse()
         for name in element_types(model) & provider.precision.keys():
             chosen = {**provider.precision[name], **chosen}
         if model.functions:
-            if file.folder is not None:
-                inlining.read_weights(model, file.folder)
+            model = inlining.apply(file.read_weights(file.parse()))
             _log.info("pass inlining applied to %s for %s", file.name, provider.name)
-            content = inlining.apply(model).SerializeToString()
+        elif outside_weights(model):
+            with contextlib.suppress(ValueError):  # too large: the provider may find them itself
+                model = file.read_weights(file.parse())
     chain: list[Any] = [*provider.chain, CPU]
     chosen = {**provider.options, **chosen}
     if chosen:
         chain[0] = (chain[0], chosen)
-    return SessionInput(content, chain, notes)
+    return SessionInput(model.SerializeToString(), chain, notes)
 
 
 def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
@@ -224,7 +223,7 @@ def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
     from ...onnx_graph import inlining
     from ...onnx_graph.precision import bf16_to_fp32
 
-    model = file.parse()
+    model = file.for_engines()
     copy = bf16_to_fp32.apply(model, computes if compiled else inlining.no_calls)
     if copy is model:
         return None

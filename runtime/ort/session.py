@@ -195,7 +195,7 @@ def open_file(
     file.check()
     if provider != "auto" and provider not in PROVIDERS:
         raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(PROVIDERS)}.")
-    kernel = choose(plugin, file.scan.operators)
+    kernel = choose(plugin, file.operators)
     ort = _BACKEND.require()
     failures: list[tuple[_Setup, Exception]] = []
     for known, registered in _candidates(ort, provider, kernel):
@@ -299,7 +299,7 @@ def _invalid_node(file: OnnxFile) -> UsageError | None:
     if file.path is None:
         return None
     try:
-        check_nodes(file.name, file.parse())
+        check_nodes(file.name, file.model)
     except NotAModel:  # onnxruntime's message already names the problem of the file
         return None
     except UsageError as error:
@@ -334,7 +334,7 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
             raise not_running(ort, provider, f"{reason}: {lacks}" if lacks else reason)
         tensors = (*session.get_inputs(), *session.get_outputs())
         if provider.chain or not any("bfloat16" in tensor.type for tensor in tensors):
-            on_cpu = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
+            on_cpu = provider.notes((op_type for _, op_type in setup.file.operators), ort.__version__)
             return session, (*given.notes, *on_cpu)
     except Exception as error:
         if provider.chain or not any(text in str(error) for text in _NO_KERNEL):

@@ -202,7 +202,7 @@ class OnnxRuntimeStep(FileStep):
     def _opened(self, path: Path | OnnxFile, facts: StepFacts, with_output: bool) -> _BoundFile:
         """Open the prefill file; its graph is parsed only where it is changed, or compiled kernels share its rings."""
         file = OnnxFile.read(path) if with_output else leaner(path, facts)
-        arranged = facts.chunk < _MANY_TOKENS or any(_FEW_BITS.search(name) for _, name in file.scan.operators)
+        arranged = facts.chunk < _MANY_TOKENS or any(_FEW_BITS.search(name) for _, name in file.operators)
         session = open_file(file, *self._options, arranged=arranged)
         check_caches(session, facts, Path(file), output=with_output)
         if session.plugin is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from ...core.tensors import format_shape
 from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Tolerance
 from .distribution import HIDDEN_STATES, LOGITS, Distribution, Pooled, compare_distributions, compare_pooled
 from .spread import SequenceAxis, SpreadSums
+
+if TYPE_CHECKING:
+    from ...core.documents.sidecar import Outcome
 
 # Figures of `Figures` that add up over parts, and those that reports show.
 _SUMS = ("error_squares", "actual_squares", "expected_squares", "products")
@@ -197,6 +200,18 @@ def unproven_outputs(outputs: Iterable[Comparison], tolerance: Tolerance) -> tup
     listed = "; ".join(f"{name!r}: {why}" for name, why in list(found.items())[:3])
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
     return len(found) == len(given), f"nothing is proven about output {listed}{more}"
+
+
+def outcome_of(passed: bool, nothing: bool) -> Outcome:
+    """Return the outcome of a check that compared outputs.
+
+    Args:
+        passed: every output is within the tolerance.
+        nothing: that proves nothing about any output.
+    """
+    if not passed:
+        return "failed"
+    return "not proven" if nothing else "passed"
 
 
 def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Comparison:

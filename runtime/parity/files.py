@@ -21,7 +21,7 @@ from ...core.progress import timed_steps
 from ...core.tolerance import Baseline, coarsest
 from ...onnx_graph.windows import windows_of_sidecar
 from .compare import compare_models, new_report, take_golden, worst_of
-from .comparison import largest_error, unproven_outputs
+from .comparison import largest_error, outcome_of, unproven_outputs
 from .golden import Golden
 from .report import ParityReport, ParityRequest, Reference, altered
 from .runner import FileRunner, open_runner
@@ -145,7 +145,7 @@ def check_built_engine(engine: Path, model: Path, library: Path | None = None, p
     )
     nothing, why = unproven_outputs(report.overall().values(), report.tolerance)
     detail += f"; {why}" if report.passed and why else ""
-    status = "failed" if not report.passed else "not proven" if nothing else "passed"
+    status = outcome_of(report.passed, nothing)
     return CheckRecord(name=PARITY, status=status, detail=detail, figures=worst.figures())
 
 

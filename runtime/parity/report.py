@@ -21,7 +21,7 @@ from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.arrays import save_arrays
 from ..session import check_file
 from .baseline import both_errors
-from .comparison import Comparison, largest_error, merged, unproven_outputs
+from .comparison import Comparison, largest_error, merged, outcome_of, unproven_outputs
 
 Arrays = dict[str, NDArray[Any]]
 # Comparisons, each with the name of its inputs.
@@ -149,6 +149,13 @@ class ParityReport(Report):
         return golden and bool(outputs) and all(comparison.passed for comparison in outputs)
 
     @property
+    def verdict(self) -> str:
+        """The result in words: equal, NOT equal, or equal where that proves nothing."""
+        if not self.passed:
+            return "NOT equal"
+        return "equal" if any(check.status == "passed" for check in self.checks) else "equal, which proves nothing,"
+
+    @property
     def with_golden(self) -> Named:
         """The comparisons with golden outputs, which have a criterion of their own."""
         return self.comparisons[: self.golden_count]
@@ -182,12 +189,12 @@ class ParityReport(Report):
         nothing, why = unproven_outputs(found, self.tolerance)
         detail = f"{largest_error([worst])} against {self.against} ({self.tolerance.describe()})"
         detail += f"; {why}" if passed and why else ""
-        status = "failed" if not passed else "not proven" if nothing else "passed"
+        status = outcome_of(passed, nothing)
         return [*golden, CheckRecord(name=PARITY, status=status, detail=detail, figures=worst.figures())]
 
     def headline(self) -> str:
         """Return the result as one line: equal, or not equal."""
-        return f"{self.model} and {self.against} are {'equal' if self.passed else 'NOT equal'}"
+        return f"{self.model} and {self.against} are {self.verdict.rstrip(',')}"
 
     @property
     def warnings(self) -> list[str]:

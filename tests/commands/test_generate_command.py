@@ -242,8 +242,11 @@ def test_ctrl_c_with_json_still_gives_json(model):
 
 def _seconds_worked(pid):
     """Of processor time, which another process does not lengthen."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    ticks = 0
+    for number in (pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):  # the command works in a child
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_reader_that_leaves_ends_it(model):
@@ -255,3 +258,6 @@ def test_a_reader_that_leaves_ends_it(model):
 def test_printable_keeps_text_and_its_lines():
     assert printable("a\tb\nπ\x1b[31m\r\x07\x7f\x9b") == "a\tb\nπ�[31m����"
     assert np.array_equal(printable("é𝄞"), "é𝄞")
+    marks = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+    assert all(printable(f"a{chr(mark)}b") == "a�b" for mark in marks), "they turn what follows around"
+    assert printable("👩\u200d💻 नि\u200cक") == "👩\u200d💻 नि\u200cक", "joiners are part of the text"

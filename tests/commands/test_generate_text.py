@@ -134,13 +134,91 @@ def test_a_prompt_that_is_no_text_and_a_folder_that_is_not_the_models(model: Pat
     (tmp_path / "prompt.bin").write_bytes(b"\xff\xfe")
     done = localattn("generate", model, "--prompt-file", tmp_path / "prompt.bin")
     assert done.code == 2 and "not UTF-8" in done.err
-    other = tmp_path / "other"
-    other.mkdir()
-    small = step_model.write(other, vocabulary=23)
-    tokenizer_folder.write(other)
-    done = localattn("generate", small, "--prompt-ids", "1,2", "--max-tokens", 3)
-    assert done.code == 0 and "is not used: it has 260 tokens, and the model 23" in done.err
-    assert done.out.count(",") == 2
+
+
+def test_a_tokenizer_may_have_more_tokens_than_the_model(tmp_path: Path, localattn) -> None:
+    """As Gemma 3's text models: only a token that occurs and has no row is an error."""
+    model = step_model.write(tmp_path, vocabulary=258)  # without the last two, <user> and <end>
+    tokenizer_folder.write(tmp_path, {"do_sample": False})
+    done = localattn("generate", model, "--prompt", "ab", "--max-tokens", 5, "--format", "json")
+    assert done.code == 0 and not done.err, done.err
+    assert json.loads(done.out)["tokens"] == [greedy(model, [BOS, 97, 98], 5)]
+    refused = localattn("generate", model, "--prompt", "a<user>b")
+    assert refused.code == 2 and "258 ('<user>')" in refused.err and "no tokenizer.json" not in refused.err
+    chat = localattn("generate", model, "--prompt", "a", "--chat")
+    assert chat.code == 2 and "'<user>'" in chat.err
+
+
+def test_a_tokenizer_may_have_fewer_tokens_than_the_model(tmp_path: Path, localattn) -> None:
+    model = step_model.write(tmp_path, vocabulary=VOCABULARY + 100)
+    tokenizer_folder.write(tmp_path, {"do_sample": True, "temperature": 1000.0, "top_k": 0})
+    done = localattn("generate", model, "--prompt", "ab", "--max-tokens", 60, "--format", "json")
+    assert done.code == 0, done.err
+    assert max(json.loads(done.out)["tokens"][0]) >= VOCABULARY, "a token without a name came, and reads as nothing"
+
+
+def test_generation_config_counts_without_a_tokenizer(model: Path, localattn) -> None:
+    (model.parent / "tokenizer.json").unlink()
+    prompt = [BOS, 97]
+    free = greedy(model, prompt, 20)
+    end = next(n for n, token in enumerate(free) if n > 1 and token not in free[:n])
+    settings = {"do_sample": False, "eos_token_id": free[end], "max_new_tokens": 15, "stop_strings": "x"}
+    (model.parent / "generation_config.json").write_text(json.dumps(settings))
+    done = localattn("generate", model, "--prompt-ids", "256,97", "--format", "json")
+    document = json.loads(done.out)
+    assert document["tokens"] == [free[: end + 1]] and document["finish"] == "stop"
+    assert "stop_strings is not applied" in done.err and done.err.count("Warning") == 1
+
+
+def test_an_empty_prompt_begins_with_the_token_that_begins_texts(model: Path, localattn) -> None:
+    file = model.parent / "tokenizer.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps(document | {"post_processor": None}))  # it does not add the token itself
+    done = localattn("generate", model, "--prompt", "", "--max-tokens", 6, "--format", "json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["prompt"] == [BOS] and found["tokens"] == [greedy(model, [BOS], 6)]
+    (model.parent / "tokenizer_config.json").write_text("{}")
+    refused = localattn("generate", model, "--prompt", "")
+    assert refused.code == 2 and "Give a prompt" in refused.err
+    (model.parent / "generation_config.json").write_text('{"bos_token_id": 7}')
+    done = localattn("generate", model, "--prompt-ids", "", "--max-tokens", 1, "--format", "json")
+    assert json.loads(done.out)["prompt"] == [7]
+
+
+def test_strings_and_time_end_a_text(model: Path, localattn) -> None:
+    def run(**settings: object) -> dict[str, object]:
+        (model.parent / "generation_config.json").write_text(json.dumps({"do_sample": False, **settings}))
+        done = localattn("generate", model, "--prompt", "ab", "--max-tokens", 40, "--format", "json")
+        assert done.code == 0, done.err
+        document = json.loads(done.out)
+        return {**document, "tokens": document["tokens"][0]}
+
+    free = greedy(model, [BOS, 97, 98], 40)
+    letters = [chr(token) if token < 128 else "\0" for token in free]
+    place = next(n for n in range(4, 39) if "\0" not in letters[n : n + 2])
+    wanted = "".join(letters[place : place + 2])
+    first = next(n for n in range(39) if "".join(letters[n : n + 2]) == wanted) + 2
+    found = run(stop_strings=[wanted])
+    assert found["tokens"] == free[:first] and found["finish"] == "stop"
+    assert found["text"][0].endswith(wanted), "the string stays in the text, as in transformers"
+    late = run(max_time=0)
+    assert len(late["tokens"]) == 1 and late["finish"] == "time"
+
+
+def test_what_is_not_applied_is_named_once_each(model: Path, localattn) -> None:
+    settings = {
+        **{"num_beams": 3, "guidance_scale": 1.5, "num_return_sequences": 2, "length_penalty": 2.0, "use_cache": False},
+        **{"my_field\u001b": 1, "other": [], "num_beam_groups": 1, "renormalize_logits": True, "pad_token_id": -1},
+    }
+    (model.parent / "generation_config.json").write_text(json.dumps(settings))
+    done = localattn("generate", model, "--prompt", "ab", "--max-tokens", 2)
+    assert done.code == 0, done.err
+    lines = [line for line in done.err.splitlines() if line.startswith("Warning")]
+    assert len(lines) == 4 and "\x1b" not in done.err
+    for name, says in (("num_beams is 3", "beam search"), ("guidance_scale", "twice"), ("my_field", "other")):
+        assert any(name in line and says in line for line in lines), lines
+    assert any("num_return_sequences" in line and "--batch" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -172,3 +250,68 @@ def test_an_exported_decoder_writes_what_transformers_writes(weights: str | None
         exact = 60 if weights is None else 1
         assert document["tokens"][0][:exact] == wanted[0, ids.shape[1] :].tolist()[:exact]
         assert document["text"] is not None
+
+
+# Settings of generation_config.json; `first` stands for the token that a plain greedy text begins with.
+GRID = (
+    {"no_repeat_ngram_size": 2},
+    {"bad_words_ids": [["first"], [1, 2]]},
+    {"suppress_tokens": ["first", 500]},
+    {"begin_suppress_tokens": ["first"]},
+    {"min_new_tokens": 9, "eos_token_id": ["first", EOS]},
+    {"min_length": 12, "eos_token_id": ["first"]},
+    {"eos_token_id": ["first"]},
+    {"repetition_penalty": 1.5, "encoder_repetition_penalty": 1.2},
+    {"encoder_no_repeat_ngram_size": 1},
+    {"sequence_bias": [[["first"], -3.0], [["first", "first"], 2.0]]},
+    {"forced_eos_token_id": 7, "max_new_tokens": 6},
+    {"forced_bos_token_id": 9},
+    {"exponential_decay_length_penalty": [3, 2.0], "eos_token_id": EOS},
+    {"remove_invalid_values": True, "renormalize_logits": True, "max_length": 9},
+    {"temperature": 0.2, "top_k": 3, "min_p": 0.5},
+)
+
+
+@pytest.mark.slow
+def test_greedy_texts_are_those_of_generate(tmp_path: Path, localattn) -> None:
+    """Token by token, up to the first place where the two likeliest are nearer to each other than the tolerance."""
+    import torch
+    import transformers
+
+    from localattn.exporter.export import ExportRequest
+    from localattn.exporter.step_export import StepRequest, export_steps
+
+    from ..support.models.hugging_face import CASES, build
+
+    model = build(next(case for case in CASES if case.name == "mistral"), vocab_size=VOCABULARY)
+    folder, output = tmp_path / "hub", tmp_path / "out" / "model_step.onnx"
+    model.save_pretrained(folder)
+    output.parent.mkdir()
+    export_steps(StepRequest(ExportRequest(folder, output)))
+    ids = torch.tensor([[5, 9, 100, 40, 9]])
+    plain = model.generate(ids, max_new_tokens=1, do_sample=False, pad_token_id=0, eos_token_id=None)
+    compared = changed = 0
+    usual = None
+    for settings in ({}, *GRID):
+        text = json.dumps({"do_sample": False, "pad_token_id": 0, "eos_token_id": None, **settings})
+        config = json.loads(text.replace('"first"', str(int(plain[0, -1]))))
+        (output.parent / "generation_config.json").write_text(json.dumps(config))
+        limit = [] if {"max_new_tokens", "max_length"} & settings.keys() else ["--max-tokens", 24]
+        done = localattn("generate", output, "--prompt-ids", "5,9,100,40,9", "--format", "json", *limit)
+        assert done.code == 0, done.err
+        config |= {"max_new_tokens": 24} if limit else {}
+        wanted = model.generate(
+            ids,
+            generation_config=transformers.GenerationConfig(**config),
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        tokens = wanted.sequences[0, ids.shape[1] :].tolist()
+        best = [score[0].topk(2).values.tolist() for score in wanted.scores]
+        sure = next((n for n, (one, two) in enumerate(best) if one - two < 1e-3), len(tokens))
+        got = json.loads(done.out)["tokens"][0]
+        assert got[:sure] == tokens[:sure] and (sure < len(tokens) or len(got) == len(tokens)), settings
+        compared += sure
+        usual = usual or got
+        changed += got != usual
+    assert compared > 100 and changed > 8, "the settings did nothing, or nothing was sure"

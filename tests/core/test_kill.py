@@ -21,7 +21,7 @@ import pytest
 from localattn.core.documents.engine_facts import read_engine_facts
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
-from localattn.core.storage.files import sha256, work_folder
+from localattn.core.storage.files import MARK, sha256, work_folder
 from localattn.core.storage.publishing import check_unchanged, sidecar_path
 from localattn.exporter.export import ExportRequest, export
 from localattn.runtime.bundle.verify import verify_bundle
@@ -259,6 +259,7 @@ def test_folders_of_living_processes_stay(tmp_path: Path) -> None:
     abandoned = tmp_path / f".localattn-{0:016x}"
     link = tmp_path / f".localattn-{1:016x}"
     (abandoned / "sub").mkdir(parents=True)
+    (abandoned / MARK).touch()
     with work_folder(tmp_path / "a") as held:
         assert not abandoned.exists()
         with work_folder(tmp_path / "b"):

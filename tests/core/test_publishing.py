@@ -14,7 +14,7 @@ from localattn.core.documents.engine_facts import read_engine_facts
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, LocalAttnError, UsageError
 from localattn.core.storage.file_kinds import ENGINE, LIBRARY, NPZ, ONNX
-from localattn.core.storage.files import publish, sha256
+from localattn.core.storage.files import MARK, publish, sha256
 from localattn.core.storage.library_store import CPU_KERNELS, kind_of, read_facts
 from localattn.core.storage.outputs import Output, writing
 from localattn.core.storage.publishing import check_unchanged, publish_together, sealed, sidecar_path
@@ -71,6 +71,12 @@ def tree(folder: Path) -> dict[str, bytes | str]:
 
 def batch_of(main: Path) -> Path:
     return main.with_name(f".localattn.next.{main.name}")
+
+
+def left(folder: Path, main: Path) -> None:
+    """Make of finished files what a write leaves that is killed before it has moved them."""
+    folder.rename(batch_of(main))
+    (batch_of(main) / MARK).touch()
 
 
 def write(main: Path, content: bytes = MODEL, overwrite: bool = True) -> None:
@@ -246,6 +252,31 @@ def test_a_planted_link_in_place_of_the_temporary_folder_is_refused(tmp_path: Pa
     assert tree(tmp_path) == {"private/id": b"KEY", f"place/{name}": "../private"}
 
 
+def test_a_folder_of_the_users_that_was_given_the_name_stays(tmp_path: Path) -> None:
+    """Its files are called as those of a write would be; but it lacks the mark, which only the user can have put there.
+
+    Who can write to the folder above can rename it, whatever its own mode is.
+    """
+    main, own = tmp_path / "x.onnx", tmp_path / "own"
+    own.mkdir()
+    write(own / "x.onnx", MODEL + b"precious")
+    for name in (batch_of(main).name, f".localattn-{0:016x}"):
+        own = own.rename(tmp_path / name)
+        before = tree(own)
+        if name.startswith(".localattn.next"):
+            with pytest.raises(UsageError, match="is in the way"):
+                write(main)
+        else:
+            write(main)
+        assert tree(own) == before
+    with writing(Output(tmp_path / "y.onnx", ONNX)) as work:
+        name = work.name
+    own = own.rename(tmp_path / name)
+    with pytest.raises(UsageError, match="is not a folder of yours"):
+        write(tmp_path / "y.onnx")
+    assert tree(own) == before
+
+
 # --- what really was interrupted --------------------------------------------------------------------------------------
 
 
@@ -255,7 +286,7 @@ def test_the_next_write_of_that_file_finishes_it(moved: int, tmp_path: Path) -> 
     write(main)
     (tmp_path / "new").mkdir()
     write(tmp_path / "new" / "x.onnx", MODEL + b"new")
-    (tmp_path / "new").rename(batch_of(main))
+    left(tmp_path / "new", main)
     data = next(path.name for path in batch_of(main).glob("*.data"))
     for name in [data, "x.onnx", "x.onnx.json"][:moved]:
         (batch_of(main) / name).replace(tmp_path / name)
@@ -282,7 +313,7 @@ def test_a_first_write_that_was_interrupted_is_finished_without_force(tmp_path: 
     main = tmp_path / "x.onnx"
     (tmp_path / "new").mkdir()
     write(tmp_path / "new" / "x.onnx")
-    (tmp_path / "new").rename(batch_of(main))
+    left(tmp_path / "new", main)
     write(main, MODEL + b"again", overwrite=False)
     assert main.read_bytes() == MODEL + b"again" and not batch_of(main).exists()
 

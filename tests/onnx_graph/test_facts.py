@@ -77,10 +77,13 @@ def test_the_facts_of_a_model(model_path):
 def test_numbers_narrower_than_a_byte_share_it(tmp_path):
     kinds = {"float4_e2m1fn": "FLOAT4E2M1", "int2": "INT2", "int4": "INT4", "uint2": "UINT2", "uint4": "UINT4"}
     known = {name: getattr(onnx.TensorProto, kind) for name, kind in kinds.items() if hasattr(onnx.TensorProto, kind)}
-    weights = [onnx.TensorProto(name=name, data_type=kind, dims=[3, 3]) for name, kind in known.items()]
+    expected = {"float4_e2m1fn": 5, "int2": 3, "int4": 5, "uint2": 3, "uint4": 5}
+    weights = [
+        onnx.TensorProto(name=name, data_type=kind, dims=[3, 3], raw_data=bytes(expected[name]))
+        for name, kind in known.items()
+    ]
     path = tmp_path / "model.onnx"
     onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], weights)), path)
-    expected = {"float4_e2m1fn": 5, "int2": 3, "int4": 5, "uint2": 3, "uint4": 5}
     assert inspect_onnx(path).weight_bytes == {name: expected[name] for name in known}
 
 

@@ -15,10 +15,9 @@ import pytest
 
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.exporter.export import ExportRequest, export
-from localattn.onnx_graph import inlining
+from localattn.onnx_graph import inlining, onnx_file
 from localattn.onnx_graph.graph_values import element_types
-from localattn.onnx_graph.inlining import TOO_LARGE
-from localattn.onnx_graph.onnx_file import OnnxFile
+from localattn.onnx_graph.onnx_file import TOO_LARGE, OnnxFile
 from localattn.runtime import load
 from localattn.runtime.bench.tuned import open_tuned
 from localattn.runtime.bundle.device import verify
@@ -75,13 +74,13 @@ def test_the_copy_computes_the_same(dtype: str) -> None:
 
 def test_weights_of_another_file_come_into_the_copy(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load(beside, "cpu", plugin="none").run({"tokens": tokens()})
-    document = OnnxFile.read(beside).parse()
-    inlining.read_weights(document, beside.parent)
+    file = OnnxFile.read(beside)
+    document = file.read_weights(file.parse())
     copy = inlining.apply(document).SerializeToString()
     assert_plain(copy)
-    monkeypatch.setattr(inlining, "_MOST_BYTES", len(copy) // 2)
+    monkeypatch.setattr(onnx_file, "_MOST_BYTES", len(copy) // 2)
     with pytest.raises(ValueError, match="more than 2 GB"):
-        inlining.read_weights(OnnxFile.read(beside).parse(), beside.parent)
+        file.read_weights(file.parse())
     for data in beside.parent.glob("*.data"):
         data.unlink()
     np.testing.assert_array_equal(
@@ -107,7 +106,7 @@ def test_tensorrts_provider_gets_the_copy_and_is_told_the_type(dtype: str, fake:
     assert fake.asked[0] == [first, CUDA, CPU]
     # The others take functions.
     load(small_model("fp32"), "cuda")
-    assert fake.models[-1] == small_model("fp32").read_bytes()
+    assert onnx.load_from_string(fake.models[-1]) == onnx.load(small_model("fp32"))
 
 
 def test_what_a_provider_leaves_to_the_cpu_is_told(fake: FakeRuntime) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from localattn.core.errors import UsageError
-from localattn.onnx_graph.loops import MOST_RUNS
+from localattn.onnx_graph.judgement import DEEPEST_CALLS, MOST_RUNS
 from localattn.runtime.engine.builder.source import read_source
 from localattn.runtime.session import load
 
@@ -135,18 +135,22 @@ def test_a_broken_count_is_left_to_the_engine(tmp_path: Path) -> None:
     assert "loops run" not in caught.value.why
 
 
-def test_functions_many_deep_are_no_fault(tmp_path: Path) -> None:
-    """Each calls the next; deeper than Python's own stack."""
+@pytest.mark.parametrize("deep", [100, 2000])
+def test_functions_that_call_each_other_deep(deep: int, tmp_path: Path) -> None:
+    """Deeper than Python's own stack is more than any exporter writes, and refused."""
     opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("f", 1)]
-    called = [node(f"F{index + 1}", ["a"], ["b"], domain="f") for index in range(2000)]
+    called = [node(f"F{index + 1}", ["a"], ["b"], domain="f") for index in range(deep)]
     functions = [
         onnx.helper.make_function("f", f"F{index}", ["a"], ["b"], [call], opsets) for index, call in enumerate(called)
     ]
-    functions.append(onnx.helper.make_function("f", "F2000", ["a"], ["b"], [node("Identity", ["a"], ["b"])], opsets))
+    functions.append(onnx.helper.make_function("f", f"F{deep}", ["a"], ["b"], [node("Identity", ["a"], ["b"])], opsets))
     nodes = [node("F0", ["x"], ["z"], domain="f")]
     made = looping("n", "", SAME, [], [constant("n", 2)], nodes)
     made.functions.extend(functions)
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
-    from localattn.onnx_graph.onnx_file import OnnxFile
-
-    OnnxFile.read(tmp_path / "m.onnx").check()
+    if deep > DEEPEST_CALLS:
+        with pytest.raises(UsageError) as caught:
+            load(tmp_path / "m.onnx", "cpu")
+        assert f"{deep + 1} deep" in caught.value.why
+    else:
+        assert load(tmp_path / "m.onnx", "cpu").run({"x": np.zeros(1, np.float32), "fed": np.array(5)})["y"] == 2

@@ -146,7 +146,7 @@ def test_an_interval_that_spans_one_is_drawn_across_the_line():
 
 def test_markdown_shows_what_cells_hold():
     text = markdown(Table("T|", (Column("a|b", number=False), Column("n")), (("x\n|<b>", "1"),), ("note",)))
-    assert "| a\\|b | n |\n| --- | ---: |\n| x \\|\\<b\\> | 1 |" in text
+    assert "| a\\|b | n |\n| --- | ---: |\n| x\\\\n\\|\\<b\\> | 1 |" in text
     assert text.startswith("### T\\|\n")
 
 

@@ -218,7 +218,7 @@ def test_inspect_says_the_same_three_times(pair: tuple[Path, Path], localattn: R
     assert "num_tokens = 23" in answer["Arguments"] and answer["Opset"] == "20"
     check = next(c for c in document["sidecar"]["checks"] if c["name"] == "window")
     deep = document["windows"][0]["examples"][-1]
-    assert f"query {deep['query']} sees token {deep['deep_first']} on" in check["detail"]
+    assert f"query {deep['query']} depends on tokens {deep['deep_first']}–" in check["detail"]
 
 
 def test_inspect_of_a_checkpoint(pair: tuple[Path, Path], localattn: Run) -> None:

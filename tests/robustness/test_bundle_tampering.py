@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from localattn.runtime.bundle.device import verify as script
 from localattn.runtime.bundle.verify import verify_bundle
 
 from ..conftest import Finished
+from ..support.hostile_models import HOSTILE
 from ..support.models.bundles import run_script, tiny_bundle, tiny_model  # noqa: F401
 from .fuzz.kinds.mutate import places
 
@@ -373,6 +375,41 @@ def test_claimed_sizes_are_not_believed(
     assert finished.code == 2, finished
     assert words in finished.err
     assert peak < 64 << 20
+
+
+@pytest.mark.parametrize("kind", ["a loop without end", "by overload", "functions that double, by overload"])
+def test_a_model_that_no_engine_may_open(kind: str, bundle: Path, localattn: Command) -> None:
+    """Every digest is right, and the package and the script on the device refuse alike, before onnxruntime opens it."""
+    [name] = [str(path.relative_to(bundle)) for path in bundle.rglob("*.onnx")]
+    (bundle / name).write_bytes(HOSTILE[kind]())
+    relist(bundle, name)
+    finished = localattn("bundle", "verify", bundle)
+    script = run_script(bundle)
+    assert finished.code == script.returncode == 1
+    for said in (finished.out + finished.err, script.stdout + script.stderr):
+        assert "cannot be loaded" in said and ("loops run" in said or "call each other" in said)
+
+
+def test_arrays_that_claim_more_than_their_file_together(bundle: Path, localattn: Command) -> None:
+    """Four hundred entries of one archive share the bytes of one array."""
+    name = next(str(path.relative_to(bundle)) for path in bundle.rglob("*.outputs.npz"))
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        content = io.BytesIO()
+        np.save(content, np.zeros(1 << 18, np.float32))
+        archive.writestr("a0.npy", content.getvalue())
+        for index in range(1, 400):
+            entry = copy.copy(archive.filelist[0])
+            entry.filename = f"a{index}.npy"
+            archive.filelist.append(entry)
+        archive._didModify = True  # type: ignore[attr-defined]
+    (bundle / name).write_bytes(stream.getvalue())
+    relist(bundle, name)
+    finished = localattn("bundle", "verify", bundle)
+    script = run_script(bundle)
+    assert finished.code == script.returncode == 1
+    assert "claim more bytes than the file has" in finished.out + finished.err
+    assert "claim more bytes than the file has" in script.stdout + script.stderr
 
 
 @pytest.mark.parametrize("suffix", [b"PK\x03\x04", tar_of(Path(__file__).parent / "no")[:512] + b"x" * 512])

@@ -25,7 +25,7 @@ def has_nodes(model: Path | OnnxFile) -> bool:
         if model.suffix.lower() != ".onnx":
             return False
         model = OnnxFile.read(model)
-    return any(computes(domain, op_type) for domain, op_type in model.scan.operators)
+    return any(computes(domain, op_type) for domain, op_type in model.operators)
 
 
 def say_kernels(has_nodes: Callable[[], bool], ran: Session | BenchRow, asked: str) -> None:

@@ -6,6 +6,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ....core.error_texts import close_match
 from ....core.limits import LARGEST_SEED, LARGEST_SIZE
+from ....core.spelling import spelled
 from .examples import EXAMPLES
 from .panels import OPTIONS, PANELS
 
@@ -24,6 +26,10 @@ _TYPES = {bool: "", Path: "<path>", int: "<int>", float: "<number>", str: "<text
 _NO_CHOICE = re.compile(r"(?:Value error, )?(?P<text>'(?P<given>[^']*)' is not one of .*)", re.DOTALL)
 # Least likeness of a suggestion: `fp16` for `float16` has a ratio of 0.55.
 _ALIKE = 0.5
+
+
+# The base of errors about arguments. It is click's, which Typer has a copy of in some releases.
+_CLICK_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 class Hint(NamedTuple):
@@ -68,9 +74,28 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """A group of commands, whose flags have no type in the help either."""
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Read the arguments; what an error shows of them, such as the names of files, is spelled out."""
+        with _spelled_errors():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was named; errors as in `make_context`."""
+        with _spelled_errors():
+            return super().invoke(ctx)
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options, with those that Typer adds."""
         return [_shortened(parameter) for parameter in super().get_params(ctx)]
+
+
+@contextmanager
+def _spelled_errors() -> Iterator[None]:
+    try:
+        yield
+    except _CLICK_ERROR as error:
+        error.message = spelled(error.message)
+        raise
 
 
 def _words(ctx: Any) -> str:

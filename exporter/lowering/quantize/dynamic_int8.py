@@ -11,13 +11,13 @@ can change the query's output through rounding.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
+from ....core.at_work import temporary_folder
 from ....core.errors import ExportFailed, MissingDependency
 from ....onnx_graph.graph_values import add_constant
 from ....onnx_graph.standard_ops.names import MODULE
@@ -49,8 +49,8 @@ def quantize(model: ir.Model) -> ir.Model:
     layers = linear_layers(model)
     names = [node.name or "" for node in layers]
     _log.info("quantizing %d linear layers", len(layers))
-    with tempfile.TemporaryDirectory() as folder:
-        given, made = Path(folder) / "given.onnx", Path(folder) / "int8.onnx"
+    with temporary_folder() as folder:
+        given, made = folder / "given.onnx", folder / "int8.onnx"
         # The quantizer does not support functions, so they are removed for it.
         bodies, model_functions = dict(model.functions), model.functions
         model_functions.clear()

@@ -18,21 +18,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 CONFIG = "config.json"
+# Files that say what a folder is, with config.json or without one.
+_WITHOUT_CONFIG = ("adapter_config.json", "modules.json")
 # A configuration may list the labels of a classifier.
 _MOST_BYTES = 8 << 20
 _MOST_LAYERS = 4096
 
-_FEATURES = "feature-extraction"
+FEATURES = "feature-extraction"
 # Task → transformers' table of classes for it.
 TASKS: Mapping[str, str] = {
-    _FEATURES: "MODEL_MAPPING",
+    FEATURES: "MODEL_MAPPING",
     "fill-mask": "MODEL_FOR_MASKED_LM_MAPPING",
     "text-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
     "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
     "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING",
 }
 # Type of models with encoder and decoder → class of its encoder, which is exported alone.
-_ENCODERS: Mapping[str, str] = {"led": "LEDEncoder"}
+ENCODERS: Mapping[str, str] = {"led": "LEDEncoder"}
 _FIX = "Take the folder as `save_pretrained` writes it."
 # Entries that scores or logits are divided by, and ends of the names of those that are added below a root.
 _ABOVE_ZERO = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "query_pre_attn_scalar")
@@ -45,8 +47,18 @@ _RUNNING = (
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder holds a Hugging Face configuration, or one that cannot be read."""
-    if not (folder / CONFIG).is_file():
+    """Return whether a folder holds a Hugging Face configuration, or one that cannot be read, or only an adapter.
+
+    Raises:
+        UsageError: the folder cannot be read.
+    """
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise UsageError(f"Cannot read {folder}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
+    if not names.isdisjoint(_WITHOUT_CONFIG):
+        return True
+    if CONFIG not in names:
         return False
     try:
         config = read_config(folder)
@@ -146,8 +158,8 @@ def _class_for(task: str, config: Mapping[str, Any], made: PreTrainedConfig) -> 
     """Return transformers' class for a task and a type of model, or None if it has none."""
     from transformers.models.auto import modeling_auto
 
-    if task == _FEATURES and made.model_type in _ENCODERS:
-        encoder: type[PreTrainedModel] = named_class(_ENCODERS[made.model_type], config)
+    if task == FEATURES and made.model_type in ENCODERS:
+        encoder: type[PreTrainedModel] = named_class(ENCODERS[made.model_type], config)
         return encoder
     try:
         found = getattr(modeling_auto, TASKS[task]).get(type(made), None)
@@ -165,11 +177,11 @@ def refuse_decoder(kind: type[PreTrainedModel], config: PreTrainedConfig) -> Non
     """
     if "decoder_input_ids" not in inspect.signature(kind.forward).parameters:
         return
-    encoder = _ENCODERS.get(config.model_type)
+    encoder = ENCODERS.get(config.model_type)
     raise UsageError(
         f"{kind.__name__} has an encoder and a decoder.",
         why="The decoder sees all outputs of the encoder, and writes token by token: that takes files of its own.",
-        fix=f"{argument('task', _FEATURES)} exports its encoder alone, {encoder}." if encoder else "",
+        fix=f"{argument('task', FEATURES)} exports its encoder alone, {encoder}." if encoder else "",
     )
 
 
@@ -206,13 +218,19 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
     from transformers import CONFIG_MAPPING, __version__
 
     kind = config.get("model_type")
-    quantised = config.get("quantization_config")
+    quantised = _anywhere(config, "quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, Mapping) else shown(quantised)
         raise UsageError(
             f"{where} is quantised with {shown(method)}.",
             why="Its weights are no plain numbers; no other code than PyTorch's reads them here.",
             fix=f"Export the original weights; {argument('weight_dtype', 'int8')} makes them small.",
+        )
+    if config.get("fusion_config"):
+        raise UsageError(
+            f"{where} asks for fused modules.",
+            why="fusion_config in config.json replaces parts of transformers' own classes.",
+            fix="Remove the entry: it says how PyTorch runs the model, not what it computes.",
         )
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         if config.get("auto_map"):
@@ -237,6 +255,12 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
     except Exception as error:  # each type checks its values in its own way
         raise broken(where, error, config) from error
     return made
+
+
+def _anywhere(config: Mapping[str, Any], name: str) -> Any:
+    """Return an entry of a configuration or of one inside it; None where there is none."""
+    inner = (_anywhere(value, name) for value in config.values() if isinstance(value, Mapping))
+    return config[name] if config.get(name) is not None else next((x for x in inner if x is not None), None)
 
 
 def _check_numbers(config: Mapping[str, Any], where: str) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from ....core.documents.window_view import WindowView, views
 from ....core.error_texts import argument, shown
 from ....core.errors import UsageError
+from ....core.storage.unchanged import Unchanged
 from ....core.tensors import POSITION_IDS
 from ..family import (
     Family,
@@ -26,9 +27,11 @@ from ..family import (
     UpstreamClass,
     sequence_length,
 )
+from ..inference import bounded
 from . import longformer, weights
 from .arguments import HuggingFaceArgs
 from .config import (
+    FEATURES,
     broken,
     choose_class,
     is_hugging_face,
@@ -40,9 +43,12 @@ from .config import (
     rotation_changes,
     rotation_grows,
 )
+from .folder import SAFETENSORS, files, refuse_sentence_transformers, unread
 from .module import BATCHED, MASK, load, made_model, of_whole_sequences, parameters
 from .observe import read_layers
-from .reference import check_live, check_numbers, reference, undecided, untouched
+from .reference import check_live, check_numbers, copied, reference, undecided, untouched
+from .releases import changed_meanings
+from .sizes_held import Held, check_counts, check_size, held
 from .step_module import step_arguments, step_caches, step_module
 
 if TYPE_CHECKING:
@@ -74,7 +80,11 @@ _POSITIONS, _MOST_POSITIONS = 8192, 1 << 30
 
 
 def describe(
-    kind: type[PreTrainedModel], raw: Mapping[str, Any], config: PreTrainedConfig, where: str
+    kind: type[PreTrainedModel],
+    raw: Mapping[str, Any],
+    config: PreTrainedConfig,
+    where: str,
+    found: Held | None = None,
 ) -> HuggingFaceArgs:
     """Read everything about a model that does not need its weights.
 
@@ -83,17 +93,21 @@ def describe(
         raw: the values of `config.json`.
         config: the configuration that `made_config` makes of them; it stays as it is.
         where: the folder's name, for errors.
+        found: what its files of weights hold; None for a live model.
 
     Raises:
         UsageError: the configuration cannot be used, or a layer of the model cannot be exported.
     """
     refuse_decoder(kind, config)
     model = _made(kind, config, where, "meta")
+    if found is not None:
+        check_size(model, found, where)
     if "input_ids" not in parameters(model):
+        inner = f"A torch.nn.Module of your own, whose forward calls the {kind.__name__}, exports as it is"
         raise UsageError(
-            f"{kind.__name__} cannot be exported from a folder.",
-            why=f"It takes {model.main_input_name}; models of text take input_ids.",
-            fix="Export it as a module, with example inputs.",
+            f"{kind.__name__} cannot be exported with its windows.",
+            why=f"It takes {model.main_input_name}; windows are read off models of text, which take input_ids.",
+            fix=f"{inner}, without windows as nodes: {argument('factory')}, or localattn.export_module.",
         )
     text = config.get_text_config()
     # Chunks begin after each sequence's padding, and those of the node at the first position: no padding then.
@@ -152,25 +166,61 @@ def _made(kind: type[PreTrainedModel], config: PreTrainedConfig, where: str, dev
 def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     require_transformers()
     raw, task, known = read_config(folder), given.get("task"), given.get("known", {})
-    config = made_config(raw, folder.name)
+    alone = task == FEATURES or "architecture" in known
+    notes = refuse_sentence_transformers(folder, alone=alone)
+    paths = files(folder)
+    state = Unchanged(paths)
+    found = held([path for path in paths if path.suffix == SAFETENSORS], folder.name)
+    check_counts(raw, found, folder.name)
+    with weights.told() as said:
+        config = made_config(raw, folder.name)
+    _refuse_extra_files(config, folder.name)
     kind = choose_class(raw, config, task, folder.name, known.get("architecture"))
-    args = describe(kind, raw, config, folder.name)
+    args = describe(kind, raw, config, folder.name, found)
     # Sizes that the model does not have are refused before its weights are read.
     shapes: ShapeRequest | None = given.get("shapes")
     if shapes is not None and given.get("steps"):
         step_arguments(args, shapes.batch, shapes.max_length)
     elif shapes is not None:
         _sizes(args, shapes)
-    saved = raw.get("architectures")
-    part = not isinstance(saved, list) or kind.__name__ not in saved
-    model, notes = weights.load_model(kind, config, folder, part=part)
+    model, told = weights.load_model(kind, config, folder, found, saved=_saved(kind, raw))
     check_numbers(model, args)
-    notes += _said(args)
+    notes += [*told, *_said(args), *(f"transformers: {line[:400]}" for line in said.lines)]
+    left = unread(folder)
+    if left:
+        notes.append(f"transformers does not read {bounded(left, 3)} of {folder.name}, and neither does the export")
     if raw.get("auto_map"):
         notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")
     if known.get("max_length") is not None:  # the arguments of a step file
         args = HuggingFaceArgs(**{**args.model_dump(), "inputs": known["inputs"], "max_length": known["max_length"]})
-    return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes)
+    original = weights.original(kind, folder, state)
+    doubts = changed_meanings(raw)
+    return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes, doubts, original)
+
+
+def _refuse_extra_files(config: PreTrainedConfig, where: str) -> None:
+    """Refuse a type of which transformers reads weights from files that no index lists.
+
+    Raises:
+        UsageError: it is one.
+    """
+    extra = list(getattr(type(config), "extra_files", ()))
+    if extra:
+        raise UsageError(
+            f"{where} is of the type {config.model_type}, which cannot be exported.",
+            why=f"It keeps weights in files of their own: {bounded(extra, 3)}.",
+        )
+
+
+def _saved(kind: type[PreTrainedModel], raw: Mapping[str, Any]) -> type[PreTrainedModel] | None:
+    """Return the class that a folder was saved as, if it is another one than is exported; without a name, any model."""
+    names = raw.get("architectures")
+    if isinstance(names, list) and kind.__name__ in names:
+        return None
+    from transformers import PreTrainedModel
+
+    saved = named_class(str(names[0]), raw) if isinstance(names, list) and names else None
+    return saved if isinstance(saved, type) and issubclass(saved, PreTrainedModel) else PreTrainedModel
 
 
 def _live(module: nn.Module) -> FolderContents | None:
@@ -183,7 +233,7 @@ def _live(module: nn.Module) -> FolderContents | None:
     args = describe(type(model), raw, made_config(raw, name), name)
     state = {name: tensor.cpu() for name, tensor in weights.whole_state(model).items()}
     check_live(model, args, state)
-    return FolderContents(CLASS, args.model_dump(), state, _said(args))
+    return FolderContents(CLASS, args.model_dump(), state, _said(args), original=copied(model))
 
 
 def _said(args: HuggingFaceArgs) -> list[str]:
@@ -253,7 +303,7 @@ HUGGING_FACE = Family(
     folder=FolderForm(
         recognises=is_hugging_face,
         recognised_by="a Hugging Face model has architectures in config.json",
-        files=weights.files,
+        files=files,
         read=_read,
         companions=COMPANIONS,
         live=_live,
@@ -276,7 +326,7 @@ HUGGING_FACE = Family(
     extra_inputs=frozenset({POSITION_IDS}),
     key_mask=MASK,
     undecided=undecided,
-    untouched=lambda spec, state: untouched(spec.args, state),
+    untouched=lambda spec, original: untouched(spec.args, original),
     fuses=True,
     longest_compared=_longest_compared,
     sizes_are_arguments=False,

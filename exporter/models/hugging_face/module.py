@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ....core.errors import UsageError
 from ..family import ModelSpec, State
+from ..inference import bounded
 from ..parts.attention_op import grouped_attention_op
 from . import longformer
 from .arguments import HuggingFaceArgs
@@ -60,16 +61,42 @@ def made_model(kind: Any, config: PreTrainedConfig, device: str, experts: str) -
 
 
 def load(model: nn.Module, state: State) -> None:
-    """Load the weights and buffers of `weights.whole_state` into a model."""
+    """Load the weights and buffers of `weights.whole_state` into a model; what is one tensor there is one here.
+
+    Nothing is tied that the state does not tie.
+
+    Raises:
+        UsageError: the model has other tensors.
+    """
     rest = dict(state)
     persistent = model.state_dict()
+    _check_names(model, rest)
     for name, _ in list(model.named_buffers()):
         if name in rest and name not in persistent:
             path, _, own = name.rpartition(".")
             model.get_submodule(path).register_buffer(own, rest.pop(name), persistent=False)
     model.load_state_dict(rest, strict=True, assign=True)
-    tie: Any = model.tie_weights
-    tie()
+    shared: dict[tuple[Any, ...], nn.Parameter] = {}
+    for path, part in model.named_modules():
+        for own, x in list(part.named_parameters(recurse=False)):
+            where = (x.data_ptr(), x.shape, x.stride()) if x.numel() else (path, own)
+            setattr(part, own, shared.setdefault(where, x))
+
+
+def _check_names(model: nn.Module, state: State) -> None:
+    """Refuse a state whose tensors are not those of the model that its configuration makes.
+
+    Raises:
+        UsageError: names or shapes differ.
+    """
+    wanted = {**dict(model.named_buffers()), **model.state_dict()}
+    names = sorted(wanted.keys() ^ state.keys()) or [name for name, x in wanted.items() if x.shape != state[name].shape]
+    if names:
+        raise UsageError(
+            f"This {type(model).__name__} is not the one that its configuration makes.",
+            why=f"{len(names)} tensors are missing, added or of another shape: {bounded(names, 3)}.",
+            fix="Change its configuration together with its modules, save it, and load it again.",
+        )
 
 
 def of_whole_sequences(spec: ModelSpec) -> nn.Module:

@@ -1,12 +1,14 @@
-"""The reference of a Hugging Face model: transformers' own untouched module, truly in float64.
+"""The reference of a Hugging Face model: what transformers itself loads from the user's folder, truly in float64.
 
+It is a load of its own (`weights.original`), or a copy of the user's live model; only casts are applied to it.
 Converted with `.double()` alone a model still drops to fp32 in its softmax, norms and rotary embedding, and a padded
 batch becomes NaN in eager attention. Under `InFloat64` none of it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +77,9 @@ def _seeing(marked: Tensor, layer: Layer) -> Tensor:
 def _run(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """Compute the outputs, and by how much each choice of experts was decided."""
     args: HuggingFaceArgs = spec.args
-    model = state.module(lambda: build(args), load)
+    model: Any = state.original()
     with torch.no_grad(), InFloat64() as mode:
-        result = model(**inputs, **without_cache(model))  # type: ignore[arg-type]
+        result = model(**inputs, **without_cache(model), return_dict=True)
     margins = (routing.margin(scores, taken) for scores, taken in mode.choices)
     return tuple(result[name] for name in args.outputs), [x for x in margins if x is not None]
 
@@ -127,8 +129,9 @@ def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> N
     try:
         with torch.no_grad():
             found = model(input_ids=ids.to(model.device), **without_cache(model))[args.outputs[0]].cpu().double()
-            plain = untouched(args, state)
-            wanted = plain(input_ids=ids).double()
+            plain = build(args)
+            load(plain, state)
+            wanted = plain(input_ids=ids, **without_cache(plain))[args.outputs[0]].double()
     finally:
         for part, training in modes:
             part.training = training
@@ -142,16 +145,28 @@ def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> N
         )
 
 
-def untouched(args: HuggingFaceArgs, state: State) -> nn.Module:
-    """Build the untouched model in fp32; it takes the file's inputs by name, and returns its first output alone."""
-    model = build(args)
-    load(model, state)
-    own, given = type(model).forward, without_cache(model)
+def untouched(args: HuggingFaceArgs, original: Callable[[], nn.Module]) -> nn.Module:
+    """Load the untouched model in fp32; it takes the file's inputs by name, and returns its first output alone."""
+    model: Any = original()
+    own, given = type(model).forward, {**without_cache(model), "return_dict": True}
 
     def forward(self: Any, **inputs: Tensor) -> Tensor:
         found: Tensor = own(self, **inputs, **given)[args.outputs[0]]
         return found
 
-    model.forward = MethodType(forward, model)  # type: ignore[method-assign]
+    model.forward = MethodType(forward, model)
     module: nn.Module = model.requires_grad_(False)
     return module
+
+
+def copied(model: PreTrainedModel) -> Callable[[], nn.Module]:
+    """Return a function that copies the user's live model, on the CPU in fp32: the reference of its file.
+
+    The copy is made when the reference is first computed, from the model as it is then.
+    """
+
+    def copy_model() -> nn.Module:
+        module: nn.Module = copy.deepcopy(model)
+        return module.to("cpu", torch.float32).eval().requires_grad_(False)
+
+    return copy_model

@@ -28,10 +28,15 @@ class Float64State(Mapping[str, Tensor]):
     """A state dict whose tensors become float64 on access, so that only one layer at a time is in float64.
 
     If it is mapped from a file, the pages that were read are released again.
+
+    Args:
+        state: the tensors.
+        original: loads upstream's own module from the user's files, apart from these tensors; None in a family whose
+            reference is a formula.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state, self._read = state, 0
+    def __init__(self, state: State, original: Callable[[], nn.Module] | None = None) -> None:
+        self._state, self._read, self._load = state, 0, original
         self._module: nn.Module | None = None
 
     def module(
@@ -50,6 +55,13 @@ class Float64State(Mapping[str, Tensor]):
             else:
                 load(module, self._state)
             self._module = module.double().requires_grad_(False).eval()
+        return self._module
+
+    def original(self) -> nn.Module:
+        """Return upstream's own module as it is loaded from the user's files, in float64; loaded only once."""
+        if self._module is None:
+            assert self._load is not None
+            self._module = self._load().double().requires_grad_(False).eval()
         return self._module
 
     def __getitem__(self, name: str) -> Tensor:

@@ -16,13 +16,13 @@ SUMMED_IN_FP16 = (
 
 
 # Tolerances of `core/tolerance.py` by element type of a model; others are shown.
-USUAL = {
+USUAL: dict[str, dict[str, float | None]] = {
     "float32": {"atol": 1e-4, "rtol": 1e-4, "cosine": None},
     "float16": {"atol": 1e-2, "rtol": 1e-2, "cosine": 0.999},
     "bfloat16": {"atol": 5e-2, "rtol": 2e-2, "cosine": 0.999},
 }
 # What a row says of a sample without expected outputs.
-NO_OUTPUTS = {
+NO_OUTPUTS: Report = {
     "output": "",
     "dtype": "",
     "passed": False,

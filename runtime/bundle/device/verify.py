@@ -25,6 +25,7 @@ import contextlib
 import io
 import json
 import math
+import mmap
 import re
 import tempfile
 import types
@@ -47,9 +48,11 @@ def _beside(name: str) -> types.ModuleType:
 
 if TYPE_CHECKING or __package__:
     from ....core.storage import library_image
+    from ....onnx_graph import judgement, wire_model
     from . import check_files, results
 else:
-    check_files, library_image, results = map(_beside, ("check_files", "library_image", "results"))
+    _scripts = ("check_files", "library_image", "results", "judgement", "wire_model")
+    check_files, library_image, results, judgement, wire_model = map(_beside, _scripts)
 
 ALTERED, NO_BUNDLE, MISSING = check_files.ALTERED, check_files.NO_BUNDLE, check_files.MISSING
 Fault = check_files.Fault
@@ -64,11 +67,12 @@ def read_arrays(path: Path) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     try:
         with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > path.stat().st_size:
+                raise ValueError("its arrays claim more bytes than the file has")
+            for member in members:
                 if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
                     raise ValueError("an array is compressed")
-                if member.file_size > path.stat().st_size:
-                    raise ValueError("an array claims more bytes than the file has")
                 data = io.BytesIO(archive.read(member))
                 reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)]
                 shape, column_order, dtype = reader(data)
@@ -131,12 +135,34 @@ def load_library(folder: Path, manifest: Report, path: str) -> Report:
     return {"source": path, "sha256": entry["sha256"], "image": image}
 
 
+def check_model(path: Path) -> None:
+    """Refuse an ONNX file that would keep onnxruntime busy forever, take all memory, or read files elsewhere.
+
+    The package judges a file by the same rules when it opens one.
+    """
+    what = f"{path.name} cannot be loaded."
+    try:
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                judgement.judge(wire_model.read(data), size, lambda location: _size(path.parent / location))
+    except judgement.Refused as error:
+        raise Fault(ALTERED, what, error.why, error.fix) from error
+    except (OSError, ValueError) as error:
+        raise Fault(ALTERED, what, f"It is not an ONNX model: {error}.") from error
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
 def open_with_library(path: Path, threads: int | None, library: Report) -> tuple[Run, Callable[[], list[str]]]:
     """Open an ONNX file on the CPU with a library of compiled kernels.
 
     Returns:
         A function from inputs to outputs, and one that ends the session's profile and names the kernels that ran.
     """
+    check_model(path)
     ort = _onnxruntime()
     folder = tempfile.TemporaryDirectory(prefix="localattn-")
     try:
@@ -169,6 +195,7 @@ def _one_line(error: Exception) -> str:
 
 def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]:
     """Open an ONNX file in onnxruntime; return the provider that really runs, and a function from inputs to outputs."""
+    check_model(path)
     ort = _onnxruntime()
     wanted = ["cuda", "cpu"] if provider == "auto" else [provider]
     reason = ""

@@ -16,6 +16,7 @@ from typing import Any
 from ....core.documents.engine_facts import ProfileFacts
 from ....core.error_texts import argument
 from ....core.errors import BuildFailed, MissingDependency
+from ....onnx_graph.library_errors import refused_as
 from ..library import TensorRTLibrary
 from . import special
 from .request import BuildRequest
@@ -50,14 +51,16 @@ def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: S
     builder, definition = _empty_network(opened, plugin_kind)
     trt.init_libnvinfer_plugins(opened.logger, "")
     parser = trt.OnnxParser(definition, opened.logger)
-    content = source.file.content
-    if plugin_kind != "none":
-        prefers_plugins = opened.has("plugin_before_function")
-        content = source.for_plugins(op_types, prefers_plugins=prefers_plugins, fp8=plugin_kind == "library")
-    if isinstance(content, bytes):
-        understood = parser.parse(content, str(source.path))
-    else:
-        understood = parser.parse_from_file(content)
+    with refused_as(f"{source.path} cannot be built.", "Export the model again."):
+        content = source.file.content
+        if plugin_kind != "none":
+            prefers_plugins = opened.has("plugin_before_function")
+            content = source.for_plugins(op_types, prefers_plugins=prefers_plugins, fp8=plugin_kind == "library")
+    # External data is looked for beside this path; the file itself is not read.
+    place = source.path if source.file.folder is None else source.file.folder / source.path.name
+    what = f"{opened.library.name} cannot read {source.path}."
+    with refused_as(what, "Export the model again.", of=BuildFailed):
+        understood = parser.parse(content, str(place))
     source.file.check_same()
     if not understood or parser.num_errors:
         said = opened.messages.errors
@@ -65,7 +68,7 @@ def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: S
             error = parser.get_error(0)
             said = [f"{error.desc()} (node {error.node_name()}, {error.node_operator()})"]
         raise BuildFailed(
-            f"{opened.library.name} cannot read {source.path}.",
+            what,
             why=said[0] if said else "Its parser gave no reason.",
             fix=_advice(said, source),
         )

@@ -61,20 +61,20 @@ class Source:
 
     def nodes(self, op_types: Iterable[str]) -> list[str]:
         """Return the names of the nodes of these op types that kernels compute, AFT-local's among them."""
-        wanted, model = set(op_types), self.file.parse()
+        wanted, model = set(op_types), self.file.model
         judged = [*gpu_nodes(model), *ring_nodes(model)]
         attention = [node.name for node in judged if node.proto.op_type in wanted and not node.why_not]
         return attention + [node.name for node in aft_nodes(model) if node.op_type in wanted]
 
-    def for_plugins(self, op_types: Iterable[str], *, prefers_plugins: bool, fp8: bool = False) -> bytes | str:
-        """Return what to parse, in memory or by path, so that plugins take the nodes that kernels compute, no other.
+    def for_plugins(self, op_types: Iterable[str], *, prefers_plugins: bool, fp8: bool = False) -> bytes:
+        """Return what to parse, so that plugins take the nodes that kernels compute, no other.
 
         Args:
             op_types: those of the plugins.
             prefers_plugins: the parser takes a plugin where there is a function too.
             fp8: the plugins read fp8, where the file quantises the inputs of attention.
         """
-        own = self.file.parse()
+        own = self.file.for_engines()
         model = fp8_attention.apply(own) if fp8 else own
         others = [node.proto for node in (*gpu_nodes(model), *ring_nodes(model)) if node.why_not]
         if not others and model is own:
@@ -101,7 +101,7 @@ def read_source(path: Path | OnnxFile) -> Source:
     """
     file = OnnxFile.read(path)
     file.check_unchanged()
-    file.check()
+    file.check_without_overloads("TensorRT")
     facts = inspect_onnx(file)
     if facts.missing_external_data:
         raise UsageError(
@@ -109,7 +109,7 @@ def read_source(path: Path | OnnxFile) -> Source:
             why=f"Its external data {', '.join(facts.missing_external_data)} is missing.",
             fix="Copy the file that holds the weights beside it, under its name.",
         )
-    return Source(file, facts, _weighted_products(file.parse().graph))
+    return Source(file, facts, _weighted_products(file.model.graph))
 
 
 def check_fp8(file: OnnxFile, targets: Sequence[int]) -> None:
@@ -119,7 +119,7 @@ def check_fp8(file: OnnxFile, targets: Sequence[int]) -> None:
         UsageError: one of the compute capabilities is below 8.9.
     """
     older = [f"sm_{target}" for target in targets if target < OLDEST_WITH_FP8]
-    if older and not _FP8.isdisjoint(element_types(file.parse())):
+    if older and not _FP8.isdisjoint(element_types(file.model)):
         raise UsageError(
             f"{file.name} has numbers in fp8, and {', '.join(older)} cannot multiply them.",
             why="GPUs can from compute capability 8.9 on: RTX 40 and 50, L4, Hopper, Blackwell, Jetson Thor.",

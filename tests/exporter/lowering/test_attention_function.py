@@ -18,6 +18,7 @@ from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import (
     HEADS_FIRST,
+    LOWEST_BIAS,
     SEQUENCE_FIRST,
     VARIANT_BY_OP_TYPE,
     VARIANTS,
@@ -176,6 +177,21 @@ def test_a_bias_may_hide_keys(geometry: WindowGeometry, dtype: str) -> None:
         model = one_node(variant, attributes, 17, dtype=dtype)
         check(run(model, feed), attributes, feed, dtype)
         check(call_operator(attributes, feed).numpy(), attributes, feed, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("bias", [-np.inf, -3e38, -1e30, -9e29])
+@pytest.mark.parametrize("op_type", ["WindowedAttentionMaskBias", "WindowedAttentionMaskBiasXpos"])
+def test_a_masked_key_lies_below_every_bias(op_type: str, bias: float, dtype: str) -> None:
+    """The kept keys of a row may all have the lowest bias: they share its weight, and masked keys get none."""
+    variant = VARIANT_BY_OP_TYPE[op_type]
+    for geometry in GEOMETRIES:
+        attributes = attributes_for(variant, geometry, 13, seeded(geometry), shared_qk=False)
+        feed = feed_for(variant, attributes, 13, dtype=dtype, keep=0.4)
+        with np.errstate(over="ignore"):
+            feed["attn_bias"][:, ::2] = np.array(bias).astype(feed["attn_bias"].dtype)
+        raised = feed | {"attn_bias": feed["attn_bias"].astype(np.float64).clip(LOWEST_BIAS)}
+        check(run(one_node(variant, attributes, 13, dtype=dtype), feed), attributes, raised, dtype)
 
 
 def test_the_self_score_replaces_the_bias() -> None:

@@ -238,7 +238,7 @@ def test_a_square_tensor_in_a_branch_is_found() -> None:
     branch = onnx.helper.make_graph([node("MatMul", ["column", "row"], ["square"])], "branch", [], [square])
     choice = node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch)
     graph = onnx.helper.make_graph([choice], "g", [value("flag", onnx.TensorProto.BOOL, [])], [])
-    record = check_layer_memory(onnx.helper.make_model(graph), set(), "seq", lambda _: None)
+    record = check_layer_memory(onnx.helper.make_model(graph), set(), ["seq"], lambda _: None)
     assert record.status == "failed" and "square" in record.detail
 
 
@@ -265,12 +265,12 @@ def test_a_quadratic_body_in_parts_is_found(tmp_path: Path, monkeypatch: pytest.
     report = export_module(randomised(Mixer()), ["x:float32:[1,512,16]"], tmp_path / "m.onnx")
     assert len(in_parts(report.path)) == 1
     model = onnx.load(report.path)
-    assert check_layer_memory(model, {512}, "", lambda _: None).status == "passed"
+    assert check_layer_memory(model, {512}, (), lambda _: None).status == "passed"
     # Queries by keys of the whole sequence, which nothing uses.
     rows = onnx.helper.make_node("Transpose", ["query"], ["rows"], perm=[0, 2, 1, 3])
     columns = onnx.helper.make_node("Transpose", ["key"], ["columns"], perm=[0, 2, 3, 1])
     model.functions[0].node.extend([rows, columns, onnx.helper.make_node("MatMul", ["rows", "columns"], ["square"])])
-    record = check_layer_memory(model, {512}, "", lambda _: None)
+    record = check_layer_memory(model, {512}, (), lambda _: None)
     assert record.status == "failed" and "square" in record.detail
 
 
@@ -318,7 +318,9 @@ def test_half_a_head_as_wide_as_the_sequence_is_no_fault(tmp_path: Path, shape: 
     inputs = [f"{name}:float32:[{shape}]" for name in "qkv"]
     report = export_module(Wide(), inputs, tmp_path / "m.onnx")
     assert statuses(report)["linear memory"] == "passed"
-    with pytest.raises(CheckFailed, match="2 tensors outside the replaced layers"):  # the product and its softmax
+    with pytest.raises(
+        CheckFailed, match=r"2 tensor\(s\) outside the windowed layers are n × n"
+    ):  # the product and its softmax
         export_module(Wide(dense=True), inputs, tmp_path / "n.onnx")
 
 
@@ -327,7 +329,7 @@ def test_a_module_for_one_length_is_checked_at_that(tmp_path: Path) -> None:
     report = export_module(Wide(fixed=True), inputs, tmp_path / "m.onnx")
     record = next(check for check in report.sidecar.checks if check.name == "linear memory")
     assert record.status == "not proven" and "as wide by chance" in record.detail
-    with pytest.raises(CheckFailed, match="1 tensors outside the replaced layers are square"):
+    with pytest.raises(CheckFailed, match=r"1 tensor\(s\) outside the windowed layers are n × n"):
         export_module(Wide(fixed=True, dense=True), inputs, tmp_path / "n.onnx")
 
 

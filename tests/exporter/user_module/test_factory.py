@@ -161,3 +161,38 @@ def test_a_module_needs_inputs(net: Path, localattn: Command) -> None:
     finished = localattn("export", "--factory", f"{net.stem}:make")
     assert finished.code == 2
     assert "--input" in finished.err
+
+
+def test_a_model_without_tokens_is_refused_with_advice_that_works(tmp_path: Path, localattn: Command) -> None:
+    """It is a module already: what it lacks is an input of tokens."""
+    pytest.importorskip("transformers")
+    (tmp_path / "mine.py").write_text(MIMI)
+    file = tmp_path / "mine.py"
+    given = ("-o", tmp_path / "m.onnx", "--checks", "quick")
+    refused = localattn("export", "--factory", f"{file}:mimi", "--input", "input_values:float32:[1,1,320]", *given)
+    assert refused.code == 2 and "It takes input_values" in refused.err, refused.err
+    assert "from a folder" not in refused.err and "A torch.nn.Module of your own" in refused.err
+    advised = localattn("export", "--factory", f"{file}:encoder", "--input", "x:float32:[1,32,32]", *given)
+    assert advised.code == 0, advised.err
+
+
+MIMI = """
+import torch, transformers
+
+def mimi():
+    return transformers.MimiModel(transformers.MimiConfig(
+        hidden_size=32, num_filters=4, num_residual_layers=1, upsampling_ratios=[4, 4], codebook_size=64,
+        codebook_dim=16, vector_quantization_hidden_dimension=16, num_hidden_layers=1, intermediate_size=64,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=8, sliding_window=16, upsample_groups=32,
+        num_quantizers=4, num_semantic_quantizers=1)).eval()
+
+class Encoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = mimi()
+    def forward(self, x):
+        return self.model.encoder_transformer(x, return_dict=True).last_hidden_state
+
+def encoder():
+    return Encoder().eval()
+"""

@@ -70,7 +70,8 @@ def test_every_row_of_a_chunk_is_that_of_the_full_file(tiny_files):
 
 def test_what_is_generated_is_what_recomputation_chooses(tiny_files):
     """Greedy and sampled: the full file's logits, and the same draws, give the same tokens."""
-    from localattn.runtime.generation.sampling import Sampler, Sampling
+    from localattn.runtime.generation.sampler import Sampler
+    from localattn.runtime.generation.sampling import Sampling
 
     step, full = tiny_files
     generator = Generator.open(step, "cpu", 1)

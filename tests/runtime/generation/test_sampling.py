@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localattn.core.errors import CheckFailed, UsageError
-from localattn.runtime.generation.sampling import Sampler, Sampling
+from localattn.runtime.generation.sampler import Sampler
+from localattn.runtime.generation.sampling import Sampling
 
 logit_rows = st.lists(st.integers(-8, 8).map(lambda n: n / 2), min_size=1, max_size=40).map(np.array)
 
@@ -16,7 +17,8 @@ logit_rows = st.lists(st.integers(-8, 8).map(lambda n: n / 2), min_size=1, max_s
 def naive(logits, temperature, top_k, top_p):
     """One token after the other, in order of probability and then of id."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
-    weight = {token: float(np.exp((logits[token] - max(logits)) / temperature)) for token in order[:top_k]}
+    kept = [token for token in order if top_k is None or logits[token] >= logits[order[:top_k][-1]]]
+    weight = {token: float(np.exp((logits[token] - max(logits)) / temperature)) for token in kept}
     total = sum(weight.values())
     kept, reached = {}, 0.0
     for token, value in weight.items():
@@ -49,9 +51,10 @@ def test_probabilities_are_those_of_the_formula(logits, temperature, top_k, top_
     np.testing.assert_allclose(got, naive(logits, temperature, top_k, top_p), atol=1e-12)
 
 
-def test_top_k_keeps_exactly_k_of_equal_logits():
+def test_top_k_keeps_what_is_as_likely_as_the_last_one():
+    """As transformers does, so that no token depends on its number."""
     got = probabilities(Sampling(top_k=3), np.array([1.0, 2.0, 1.0, 1.0, 1.0, 0.0]))
-    assert np.flatnonzero(got).tolist() == [0, 1, 2]
+    assert np.flatnonzero(got).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_top_p_keeps_the_most_probable_even_when_it_alone_is_enough():
@@ -127,6 +130,16 @@ def test_minus_infinity_is_a_token_that_never_comes():
         {"top_k": 0},
         {"top_p": 0.0},
         {"top_p": 1.1},
+        {"top_p": "0.5"},
+        {"top_k": True},
+        {"repetition_penalty": 1e-300},
+        {"min_p": 1.5},
+        {"top_h": 0},
+        {"suppress_tokens": 5},
+        {"bad_words_ids": [[]]},
+        {"sequence_bias": {"1": 2.0}},
+        {"no_repeat_ngram_size": 2.5},
+        {"exponential_decay_length_penalty": [1]},
     ],
 )
 def test_wrong_settings_are_refused(arguments):

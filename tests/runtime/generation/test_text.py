@@ -12,7 +12,8 @@ import pytest
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.runtime.generation.chat import render_chat
 from localattn.runtime.generation.defaults import FolderDefaults, read_defaults
-from localattn.runtime.generation.sampling import Sampler, Sampling
+from localattn.runtime.generation.sampler import Sampler
+from localattn.runtime.generation.sampling import Sampling
 from localattn.runtime.generation.tokenizer import FolderTokenizer, TextStream
 
 from ...support import tokenizer_folder
@@ -102,19 +103,6 @@ def test_truncation_and_padding_for_training_leave_prompts_alone(tmp_path: Path,
     assert stored is not None and stored.encode("a long prompt") == tokenizer.encode("a long prompt")
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("normalizer", "normalizers"), ("decoder", "decoders")])
-def test_replacements_that_would_fill_the_memory_are_refused(kind: str, steps: str, tmp_path: Path) -> None:
-    """Forty times twice as long: a text of one letter would take a terabyte."""
-    twice = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-    for count in (2, 40):
-        changed(tmp_path, **{kind: {"type": "Sequence", steps: [twice] * count}})
-        if count == 2:
-            assert FolderTokenizer.open(tmp_path) is not None
-            continue
-        with pytest.raises(UsageError, match="times longer"):
-            FolderTokenizer.open(tmp_path)
-
-
 def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer_folder.write(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
@@ -163,6 +151,14 @@ def test_settings_of_the_folder_and_options_over_them(tmp_path: Path, tokenizer:
         {"repetition_penalty": float("inf")},
         {"max_new_tokens": 0},
         {"max_length": 20.0},
+        {"do_sample": "yes"},
+        {"num_beams": "3"},
+        {"length_penalty": []},
+        {"stop_strings": [1]},
+        {"stop_strings": ""},
+        {"max_time": float("nan")},
+        {"suppress_tokens": [1, None]},
+        {"watermarking_config": 3},
     ],
 )
 def test_wrong_values_in_the_folder_are_said(tmp_path: Path, tokenizer: FolderTokenizer, config: object) -> None:
@@ -180,25 +176,10 @@ def test_the_folder_says_how_many_tokens(tmp_path: Path, tokenizer: FolderTokeni
     assert defaults(tmp_path, tokenizer, generation_config={}).most_tokens(5) is None
 
 
-def test_the_repetition_penalty_is_that_of_transformers() -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    generator = np.random.default_rng(0)
-    logits = generator.standard_normal((2, 20)).astype(np.float32)
-    tokens = generator.integers(0, 20, (2, 7))
-    processor = transformers.RepetitionPenaltyLogitsProcessor(1.3)
-    wanted = processor(torch.from_numpy(tokens), torch.from_numpy(logits.copy())).numpy()
-    sampling = Sampling(temperature=0, repetition_penalty=1.3)
-    for row in range(2):
-        seen = np.isin(np.arange(20), tokens[row])
-        np.testing.assert_allclose(sampling.penalised(logits[row], seen), wanted[row], rtol=1e-6)
-    sampler = Sampler(sampling, 0, range(2))
-    sampler.see(tokens, 20)
-    np.testing.assert_array_equal(sampler.choose(logits), wanted.argmax(1))
-    # What was chosen counts from then on.
+def test_what_was_chosen_counts_from_then_on() -> None:
     tied = np.zeros((2, 20), np.float32)
     tied[:, 3], tied[:, 5] = 1.0, 0.9
-    fresh = Sampler(sampling, 0, range(2))
+    fresh = Sampler(Sampling(temperature=0, repetition_penalty=1.3), 0, range(2))
     fresh.see(np.array([[0], [0]]), 20)
     assert [fresh.choose(tied).tolist() for _ in range(2)] == [[3, 3], [5, 5]]
     with pytest.raises(UsageError, match="repetition_penalty"):

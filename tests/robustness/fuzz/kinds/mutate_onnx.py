@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.descriptor import FieldDescriptor as Field
 
@@ -191,7 +192,98 @@ def _attributes(random: Random, model: Any) -> None:
         attribute.type = random.randrange(0, 15)
 
 
+def _parts(model: Any) -> list[Any]:
+    """Everything that has a domain: nodes, functions, imports."""
+    bodies = [model.graph, *model.functions]
+    return [*model.functions, *model.opset_import, *(node for body in bodies for node in body.node)]
+
+
+def _overloads(random: Random, model: Any) -> None:
+    """Functions and calls of one name, told apart by overload; a call may lead back to its own function."""
+    if not model.functions:
+        return
+    body = random.choice(model.functions)
+    copies = [model.functions.add() for _ in range(random.choice((1, 2, 40)))]
+    for index, copy in enumerate(copies):
+        copy.CopyFrom(body)
+        copy.overload = f"o{index}"
+        for _ in range(random.choice((0, 1, 2))):
+            node = copy.node.add(op_type=body.name, domain=body.domain, input=body.input)
+            node.overload = random.choice((f"o{index + 1}", f"o{index}", "", "none"))
+            node.output.extend(f"again{len(copy.node)}.{place}" for place in range(len(body.output)))
+    for node in model.graph.node:
+        if node.op_type == body.name and random.random() < 0.5:
+            node.overload = "o0"
+
+
+def _aliases(random: Random, model: Any) -> None:
+    """The standard domain under its other name, or a function in it."""
+    for part in random.sample(_parts(model), min(3, len(_parts(model)))):
+        part.domain = random.choice(("", "ai.onnx", "ai.onnx", part.domain))
+
+
+def _rename(random: Random, model: Any) -> None:
+    """A function gets the name of an operator, or of another function."""
+    if model.functions:
+        body = random.choice(model.functions)
+        body.name = random.choice((*_OPERATORS, *(each.name for each in model.functions)))
+
+
+def _claims(random: Random, model: Any) -> None:
+    """A tensor of any part says another type or size, or loses some of its bytes."""
+    tensors = [entry for entry in _messages(model) if isinstance(entry, onnx.TensorProto)]
+    if not tensors:
+        return
+    tensor, change = random.choice(tensors), random.randrange(5)
+    if change == 0:
+        tensor.data_type = random.randrange(0, 30)
+    elif change == 1:
+        tensor.dims[:] = random.choice(([], [0], [-1], [1 << 62, 4], [1 << 40, 0], [1] * 70, [97, 1 << 31]))
+    elif change == 2:
+        tensor.raw_data = tensor.raw_data[: random.randrange(len(tensor.raw_data) + 1)]
+    elif change == 3:
+        tensor.int64_data.extend([1, 1 << 62])
+    else:
+        made = model.graph.sparse_initializer.add(dims=[random.choice((3, 1 << 20, 1 << 40))] * 2)
+        made.values.CopyFrom(tensor)
+        made.values.name = "sparse"
+        made.indices.CopyFrom(onnx.numpy_helper.from_array(np.array([0])))
+
+
+def _opsets(random: Random, model: Any) -> None:
+    """An import is missing, there twice, or of another version."""
+    body = random.choice([model, *model.functions])
+    if not body.opset_import:
+        return
+    entry = random.choice(body.opset_import)
+    if random.random() < 0.3:
+        body.opset_import.add().CopyFrom(entry)
+    entry.version = random.choice((0, 1, 7, 13, 17, 21, 22, 26, 1 << 40))
+
+
+def _nodes(random: Random, model: Any) -> None:
+    """A node is gone, or there twice."""
+    body = random.choice([model.graph, *model.functions])
+    if body.node:
+        _shuffle(random, body.node)
+
+
+def _nesting(random: Random, model: Any) -> None:
+    """Some nodes lie in Ifs in each other."""
+    if not model.graph.node:
+        return
+    node = random.choice(model.graph.node)
+    inner, condition = onnx.NodeProto(), "nesting.condition"
+    inner.CopyFrom(node)
+    other = onnx.helper.make_graph([inner], "other", [], [onnx.ValueInfoProto(name=x) for x in inner.output])
+    for _ in range(random.choice((1, 5, 25, 31))):
+        graph = onnx.helper.make_graph([inner], "nested", [], [onnx.ValueInfoProto(name=x) for x in inner.output])
+        inner = onnx.helper.make_node("If", [condition], list(inner.output), then_branch=graph, else_branch=other)
+    node.CopyFrom(inner)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), condition))
+
+
 _CHANGES = (
     _any_field, _any_field, _any_field, _operator, _wires, _dimensions, _dimensions, _external, _recursion, _doubling,
-    _attributes,
+    _attributes, _overloads, _aliases, _rename, _claims, _claims, _opsets, _nodes, _nesting,
 )  # fmt: skip

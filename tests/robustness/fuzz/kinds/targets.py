@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ..case import Case, Content
+from ....support.hostile_models import HOSTILE, SOUND
+from ..case import Case, Content, Folder
 from ..groups import tar_of
 from ..seeds import Seeds
 from .mutate import (
@@ -150,6 +151,30 @@ def _onnx(random: Random, seeds: Seeds) -> Case:
     return _onnx_case(content, seeds, ("inspect", "{}/model.onnx") if random.random() < 0.25 else _RUN)
 
 
+# Every verb that opens an ONNX file, and what it may leave.
+_VERBS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("convert", "{}/model.onnx", "-o", "{}/out/c.onnx", "--standard-ops"): ("out/c.onnx*",),
+    ("run", "{}/model.onnx", "--runtime", "openvino"): (),
+    ("plugin", "rewrite", "{}/model.onnx", "-o", "{}/out/r.onnx"): ("out/r.onnx*",),
+    ("bundle", "{}/model.onnx", "-o", "{}/out/b"): ("out/b", "out/b/*"),
+    ("inspect", "{}/model.onnx", "--format", "html"): (),
+    ("inspect", "{}/model.onnx", "--format", "json"): (),
+    ("bench", "{}/model.onnx", "--rounds", "1"): (),
+    ("parity", "{}/model.onnx", "--against", "{}/other.onnx"): (),
+}
+
+
+def _onnx_verbs(random: Random, seeds: Seeds) -> Case:
+    """A mutated model, or one of the hostile models that tests know, in every verb that opens one."""
+    if random.random() < 0.3:
+        content = random.choice([*HOSTILE.values(), *SOUND.values()])()
+    else:
+        content = mutate_onnx(random, seeds.model.read_bytes())
+    command = random.choice(list(_VERBS))
+    files: dict[str, Content] = {"model.onnx": content, "other.onnx": seeds.model.read_bytes(), "out": Folder()}
+    return Case(files, command, _VERBS[command])
+
+
 def _external_data(random: Random, seeds: Seeds) -> Case:
     files: dict[str, Content] = {**seeds.external, "in.npz": seeds.npz, "folder/x": b"", "link.bin": "/etc/passwd"}
     name = random.choice(("model.onnx", "model.onnx", "weights.bin"))
@@ -283,6 +308,7 @@ TARGETS: dict[str, Target] = {
     ),
     "sidecar": Target(_sidecar, 2, _sidecar_case, lambda s: s.sidecar, _mutated_facts),
     "onnx": Target(_onnx, 4, _onnx_case, lambda s: s.model.read_bytes(), mutate_onnx),
+    "onnx-verbs": Target(_onnx_verbs, 4, sample=15),
     "onnx-external-data": Target(_external_data, 3),
     "step-files": Target(_step, 3),
     "bundle-folder": Target(_bundle_folder, 3),

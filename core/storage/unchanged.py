@@ -1,0 +1,66 @@
+"""Notice that a file changed between the moment it was read and the moment it was hashed.
+
+Readers open files by path, and so does the SHA-256 that a sidecar records. If a file is replaced or rewritten between
+the two, the digest is that of other weights. The identity of a file (device, inode, size, time of its last change) is
+taken before the first read and again after the last one. Nobody but the administrator can set the time of the last
+change (`ctime`), and renaming a file changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import UsageError
+
+Identity = tuple[int, int, int, int, int]
+
+
+class Unchanged:
+    """The identity of some files, taken when this is made.
+
+    Args:
+        paths: the files; links are followed.
+
+    Raises:
+        UsageError: a file cannot be looked at.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._known = {path: _identity(path) for path in paths}
+
+    def check(self) -> None:
+        """Look again.
+
+        Raises:
+            UsageError: a file is another one than before, or has other contents.
+        """
+        for path, known in self._known.items():
+            if _identity(path) != known:
+                raise UsageError(
+                    f"{path} changed while it was read.",
+                    why="Its weights and its SHA-256 would be those of two different files.",
+                    fix="Wait until nothing writes there, or copy it, and run again.",
+                )
+
+
+@contextmanager
+def unchanged(paths: Iterable[Path]) -> Iterator[Unchanged]:
+    """Check at the end of a block that no file changed since its beginning.
+
+    Raises:
+        UsageError: one did, or cannot be looked at.
+    """
+    files = Unchanged(paths)
+    yield files
+    files.check()
+
+
+def _identity(path: Path) -> Identity:
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        why = f"{getattr(error, 'strerror', None) or error}."
+        raise UsageError(f"Cannot read {path}.", why=why, fix="Check the path.") from error
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,0 +1,191 @@
+"""Hostile models are refused by onnx's own reading and by that of a bundle's script alike, sound ones by neither."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from localattn.core.errors import UsageError
+from localattn.onnx_graph import judgement, onnx_file, wire_model
+from localattn.onnx_graph.onnx_file import OnnxFile
+from localattn.runtime.bundle.device import verify
+from localattn.runtime.session import load
+
+from ..support.hostile_models import HOSTILE, SOUND, model, node, tagged, weight
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_both_readings_refuse(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(HOSTILE[kind]())
+    with pytest.raises(UsageError) as caught:
+        OnnxFile.read(path).check()
+    with pytest.raises(verify.Fault) as fault:
+        verify.check_model(path)
+    assert fault.value.code == verify.ALTERED
+    if "is not an ONNX model" not in str(caught.value):
+        assert (fault.value.why, fault.value.fix) == (caught.value.why, caught.value.fix)
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_neither_refuses_a_sound_model(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(SOUND[kind]())
+    OnnxFile.read(path).check()
+    verify.check_model(path)
+
+
+def test_both_measure_alike(tmp_path: Path) -> None:
+    for kind, make in SOUND.items():
+        content = make()
+        found = OnnxFile.of_bytes(content).growth
+        scanned = judgement.judge(wire_model.read(content), len(content), lambda _: None)
+        assert (found.nodes, found.depth, found.calls, found.doubled) == (
+            scanned.nodes,
+            scanned.depth,
+            scanned.calls,
+            scanned.doubled,
+        ), kind
+
+
+def test_what_is_judged_is_what_an_engine_gets() -> None:
+    """Unknown fields are gone, at any depth, and both names of the standard domain are one."""
+    made = onnx.load_from_string(SOUND["graphs in graphs"]())
+    graph, depth = made.graph, 0
+    while graph.node[0].attribute:
+        graph.node[0].domain, depth = "ai.onnx", depth + 1
+        graph = next(entry.g for entry in graph.node[0].attribute if entry.name == "then_branch")
+    inner = graph.node[0]
+    inner.MergeFromString(b"\xba\x3e\x02ab")
+    made.opset_import.add(domain="ai.onnx", version=18)
+    made.training_info.add()
+    content = made.SerializeToString()
+    given = OnnxFile.of_bytes(content).content
+    assert depth == 10 and b"\xba\x3e\x02ab" in content
+    assert b"\xba\x3e\x02ab" not in given and b"ai.onnx" not in given
+    plain = onnx.load_from_string(given)
+    assert not plain.training_info and [entry.domain for entry in plain.opset_import] == ["", "loc"]
+
+
+def test_two_versions_of_one_domain_are_refused() -> None:
+    made = onnx.load_from_string(SOUND["a node"]())
+    made.opset_import.add(domain="ai.onnx", version=17)
+    with pytest.raises(UsageError, match="two versions"):
+        OnnxFile.of_bytes(made.SerializeToString()).check()
+
+
+@pytest.mark.parametrize("where", ["graph", "Constant", "branch"])
+def test_weights_of_a_large_file_stay_in_it(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_file, "IN_MEMORY", 100)
+    numbers = np.arange(4 * 5000, dtype=np.float32).reshape(5000, 4)
+    tensor = onnx.numpy_helper.from_array(numbers, "w")
+    if where == "graph":
+        content = model([node("Add", ["x", "w"], ["y"])], [tensor])
+    elif where == "Constant":
+        content = model([node("Constant", [], ["w"], value=tensor), node("Add", ["x", "w"], ["y"])])
+    else:
+        branch = onnx.helper.make_graph(
+            [node("Add", ["x", "w"], ["z"])], "b", [], [onnx.helper.make_tensor_value_info("z", 1, None)], [tensor]
+        )
+        flag = onnx.helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True])
+        content = model([node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)], [flag])
+    made = onnx.load_from_string(content)
+    made.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 5000
+    path = tmp_path / "m.onnx"
+    path.write_bytes(made.SerializeToString())
+    file = OnnxFile.read(path)
+    assert len(file.content) < 3000 and not file.locations
+    assert file.parse() == made
+    x = np.ones((1, 4), np.float32)
+    for runtime in ("auto", "openvino"):
+        if runtime == "openvino":
+            pytest.importorskip("openvino")
+        np.testing.assert_array_equal(load(file, "cpu", runtime=runtime).run({"x": x})["y"], numbers + 1)
+
+
+def hub(folder: Path) -> Path:
+    """A model and its data as Hugging Face's hub caches them: links into one folder, under other names."""
+    blobs, snapshot = folder / "blobs", folder / "snapshots" / "main"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    numbers = np.arange(40_000, dtype=np.float32).reshape(-1, 4)
+    weights = [onnx.numpy_helper.from_array(numbers, "w"), onnx.numpy_helper.from_array(np.array([1, 4]), "s")]
+    made = onnx.load_from_string(model([node("Reshape", ["x", "s"], ["r"]), node("Add", ["r", "w"], ["y"])], weights))
+    made.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 10_000
+    onnx.save_model(made, blobs / "aa", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    (blobs / "model.onnx_data").rename(blobs / "bb")
+    (snapshot / "model.onnx").symlink_to("../../blobs/aa")
+    (snapshot / "model.onnx_data").symlink_to("../../blobs/bb")
+    return snapshot / "model.onnx"
+
+
+@pytest.mark.parametrize("runtime", ["auto", "openvino"])
+def test_links_into_one_folder_and_small_external_tensors(runtime: str, tmp_path: Path) -> None:
+    if runtime == "openvino":
+        pytest.importorskip("openvino")
+    path = hub(tmp_path)
+    out = load(path, "cpu", runtime=runtime).run({"x": np.ones((1, 4), np.float32)})["y"]
+    assert out.shape == (10_000, 4) and out[-1, -1] == 40_000
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(16))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "w").symlink_to("../secret")
+    path = tmp_path / "m" / "m.onnx"
+    path.write_bytes(weight(data_type=1, dims=[1, 4], data_location=1, places=[("location", "w"), ("length", "16")]))
+    for runtime in ("auto", "openvino"):
+        if runtime == "openvino":
+            pytest.importorskip("openvino")
+        with pytest.raises(UsageError) as caught:
+            load(path, "cpu", runtime=runtime)
+        assert "is a link to" in caught.value.why and "copy" in caught.value.fix
+
+
+def test_external_data_that_is_shorter_than_claimed(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(weight(data_type=1, dims=[1, 4], data_location=1, places=[("location", "w"), ("offset", "8")]))
+    (tmp_path / "w").write_bytes(bytes(16))
+    with pytest.raises(UsageError) as caught:
+        load(path, "cpu")
+    assert "'w' has only 8 bytes for it" in caught.value.why
+    with pytest.raises(verify.Fault):
+        verify.check_model(path)
+
+
+def test_the_judgement_travels_alone(tmp_path: Path) -> None:
+    """Both files work where nothing else is: no onnx, no package."""
+    for module in (judgement, wire_model):
+        source = Path(module.__file__ or "")
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    (tmp_path / "m.onnx").write_bytes(HOSTILE["by overload"]())
+    code = (
+        "import judgement, wire_model\ndata = open('m.onnx', 'rb').read()\n"
+        "try: judgement.judge(wire_model.read(data), len(data), lambda _: None)\n"
+        "except judgement.Refused as error: print(error.why)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", "import sys; sys.path.insert(0, '.')\n" + code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "in a circle" in done.stdout
+
+
+def test_tensorrt_tells_no_overloads_apart() -> None:
+    file = OnnxFile.of_bytes(SOUND["functions of one name, by overload"]())
+    file.check()
+    with pytest.raises(UsageError, match="cannot be loaded") as caught:
+        file.check_without_overloads("TensorRT")
+    assert "does not tell functions apart by overload" in caught.value.why
+
+
+def test_the_helper_makes_a_tag_that_onnx_refuses() -> None:
+    assert tagged(14, b"k")[4] >= 0x10, "the fifth byte holds bits above the 32nd"
