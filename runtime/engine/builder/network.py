@@ -83,7 +83,7 @@ _OF_QUANTIZER = re.compile("zero point|QuantizeLinear|MatMulInteger|QLinear", re
 def _advice(said: Sequence[str], source: Source) -> str:
     """Say what helps where the parser refuses a file."""
     text = said[0] if said else ""
-    operators = {op_type for _, op_type in source.file.scan.operators}
+    operators = {op_type for _, op_type in source.file.operators}
     if _OF_QUANTIZER.search(text) or (_QUANTIZED & operators and "unsupported" in text.lower()):
         kinds = f"{argument('weight_dtype', 'int8-qdq')}, or {argument('weight_dtype', 'fp8')}"
         return (
