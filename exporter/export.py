@@ -73,6 +73,7 @@ class ExportRequest(FileOptions):
         dynamic: the dynamic axes, of "batch" and "seq"; the sequence length is then the longest one. None: the
             family's default, for most families no dynamic axes.
         task: what a model in a folder is for; None for what it was saved for.
+        entry: the set of weights to read, where the checkpoint holds several; None chooses.
     """
 
     checkpoint: Path
@@ -84,6 +85,7 @@ class ExportRequest(FileOptions):
     attention: str | None = None
     dynamic: tuple[str, ...] | None = None
     task: str | None = None
+    entry: str | None = None
 
     @property
     def inputs(self) -> list[Path]:
@@ -156,7 +158,9 @@ def open_request(
     trace.check_opset(request.opset)
     check_outputs([Output(request.output, ONNX)], inputs=request.inputs, overwrite=request.overwrite)
     if opened is None:
-        opened = open_checkpoint(request.checkpoint, request.config, task=request.task, shapes=request.shapes)
+        opened = open_checkpoint(
+            request.checkpoint, request.config, task=request.task, shapes=request.shapes, entry=request.entry
+        )
     source = opened.source(request.shapes)
     axes = dynamic_axes(request, source)
     check_axes(source, axes)
@@ -365,7 +369,8 @@ def model_facts(
         "dtype": request.dtype,
         "options": ({"causal": True} if source.shapes.causal else {})
         | ({} if request.weights is None else {"weights": request.weights})
-        | ({} if request.attention is None else {"attention": request.attention}),
+        | ({} if request.attention is None else {"attention": request.attention})
+        | ({} if request.entry is None else {"entry": request.entry}),
         "checkpoint_sha256": opened.loaded.sha256,
         "checkpoint_name": request.checkpoint.name,
         "unproven": [] if proven_by_golden(checks) else list(source.not_in_weights),

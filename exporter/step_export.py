@@ -77,7 +77,9 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
                 why="A step file takes a fixed number of tokens a call, and any number of calls.",
                 fix=f"Leave {argument(option)} out.",
             )
-    opened = open_checkpoint(asked.checkpoint, asked.config, task=asked.task, shapes=asked.shapes, steps=True)
+    opened = open_checkpoint(
+        asked.checkpoint, asked.config, task=asked.task, shapes=asked.shapes, steps=True, entry=asked.entry
+    )
     opened = opened.for_steps(asked.shapes)
     # Any length the class accepts, because the files do not depend on it.
     some_length = getattr(opened.resolved.args, "window_size", 1)
