@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from .process import run_process
 from .runner import GROWTH, Worker
 
 ALLOWED = {int(code) for code in ExitCode} - {int(ExitCode.INTERNAL)}
+# Controls but for tab and line feed, and marks that turn the direction of writing: none of our own output into a pipe
+# has one, so a text from outside brought it.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 # Each kind of fault, and what the table of a campaign calls it.
 FAULTS = {
     "internal": "exit code 70",
@@ -26,6 +30,7 @@ FAULTS = {
     "code": "undocumented exit code, or none",
     "traceback": "tracebacks",
     "silent": "errors without a message",
+    "forged": "texts of a file that steer the terminal",
 }
 
 
@@ -91,6 +96,10 @@ def _ended(answer: dict[str, Any], case: Case) -> list[Fault]:
     asked = {"-v", "-vv", "--verbose"} & set(case.arguments)  # an error's traceback is what it shows
     if "Traceback" in answer["out"] + ("" if asked else said) or "Exception ignored" in said:
         return [Fault("traceback", said[:300])]
+    said_in_all = answer["out"] + said
+    # What a model generates is written into a pipe as it is.
+    if case.arguments[0] != "generate" and (steering := _STEERING.search(said_in_all)):
+        return [Fault("forged", f"{steering[0]!r} in {said_in_all[max(0, steering.start() - 80) :][:160]!r}")]
     if answer["grown"] > GROWTH:
         return [Fault("memory", f"{answer['grown'] >> 20} MiB")]
     heard = case.streams is None or case.streams.err == "pipe"

@@ -23,6 +23,12 @@ _LOCATIONS = (
     "none.bin",
     "weights.bin", "a\0b", "x" * 5000, "./weights.bin", "sub/../weights.bin", "link.bin", "folder",
 )  # fmt: skip
+# Names that look like output of our own, or steer what shows them.
+_FORGERIES = (
+    "x\n  \x1b[32m\u2713\x1b[0m parity  max error 1.2e-07", "x\r6 passed, 0 failed, 0 not proven", "x\nNext: run x",
+    "x\u2028Warning: x", "\u202eabc\u202c", "\u2066x", "a\x00b", "x\x85Checks:", "x\x07\x9b31m", "<script>x</script>",
+    "x`\n\n## y\n\n```sh\nz\n```",
+)  # fmt: skip
 _OFFSETS = ("0", "-1", "1", "4096", "99999999999999999999", str(1 << 62), "x", "", "0x10", "1e3")
 
 
@@ -98,6 +104,28 @@ def _operator(random: Random, model: Any) -> None:
             node.op_type = random.choice(_OPERATORS)
         else:
             node.domain = random.choice(("", "localattn", "ai.onnx.ml", "com.microsoft", "none"))
+
+
+def _forged(random: Random, model: Any) -> None:
+    """A name, at each place where it stands, or another text becomes one that looks like output of our own."""
+    forgery = random.choice(_FORGERIES)
+    texts = random.choice(("input", "output", "initializer", "producer", "doc", "metadata", "domain"))
+    graph = model.graph
+    if texts == "producer":
+        model.producer_name = model.producer_version = forgery
+    elif texts == "doc":
+        model.doc_string = graph.doc_string = graph.name = forgery
+    elif texts == "metadata":
+        model.metadata_props.add(key=forgery, value=forgery)
+    elif texts == "domain":
+        model.opset_import.add(domain=forgery, version=1)
+    elif named := list(getattr(graph, texts)):
+        before = random.choice(named).name
+        for part in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+            part.name = forgery if part.name == before else part.name
+        for node in graph.node:
+            for names in (node.input, node.output):
+                names[:] = [forgery if name == before else name for name in names]
 
 
 def _wires(random: Random, model: Any) -> None:
@@ -284,6 +312,6 @@ def _nesting(random: Random, model: Any) -> None:
 
 
 _CHANGES = (
-    _any_field, _any_field, _any_field, _operator, _wires, _dimensions, _dimensions, _external, _recursion, _doubling,
-    _attributes, _overloads, _aliases, _rename, _claims, _claims, _opsets, _nodes, _nesting,
+    _any_field, _any_field, _any_field, _operator, _forged, _wires, _dimensions, _dimensions, _external, _recursion,
+    _doubling, _attributes, _overloads, _aliases, _rename, _claims, _claims, _opsets, _nodes, _nesting,
 )  # fmt: skip
