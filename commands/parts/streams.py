@@ -89,10 +89,26 @@ def prepare() -> None:
     open_closed()
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    if sys.stdout is sys.__stdout__:
+    if _is_ours(sys.stdout, sys.__stdout__):
         sys.stdout = _wrapped(_Result(1, "w", closefd=False), sys.stdout)
-    if sys.stderr is sys.__stderr__:
+        _made.append(sys.stdout)
+    if _is_ours(sys.stderr, sys.__stderr__):
         sys.stderr = _wrapped(_Remarks(_remarks, "w", closefd=False), sys.stderr, write_through=True)
+        _made.append(sys.stderr)
+
+
+# The streams that `prepare` has put in place of Python's own.
+_made: list[object] = []
+
+
+def _is_ours(stream: object, first: object) -> bool:
+    """Return whether a stream is Python's first one, or what `prepare` put in its place."""
+    return stream is first or any(stream is made for made in _made)
+
+
+def replaced() -> bool:
+    """Return whether other code has put streams of its own in place of the standard ones."""
+    return not (_is_ours(sys.stdout, sys.__stdout__) and _is_ours(sys.stderr, sys.__stderr__))
 
 
 def discard_output() -> None:

@@ -53,8 +53,7 @@ def possible(arguments: Sequence[str]) -> bool:
         return False
     monitored = getattr(sys, "monitoring", None)
     traced = sys.gettrace() or sys.getprofile() or (monitored and any(map(monitored.get_tool, range(6))))
-    own_streams = sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
-    return own_streams and not traced and threading.active_count() == 1
+    return not streams.replaced() and not traced and threading.active_count() == 1
 
 
 def supervise() -> bool:
@@ -74,6 +73,9 @@ def supervise() -> bool:
     spared = descendants.children()
     descendants.adopt_orphans()
     parent = os.getpid()
+    for stream in (sys.stdout, sys.stderr):  # what a calling program has printed is written once, and first
+        with contextlib.suppress(Exception):
+            stream.flush()
     gc.freeze()  # collecting what both share would copy it
     # A caller may have ignored SIGCHLD: then nobody could learn how the child ended.
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
