@@ -208,7 +208,7 @@ def _load_weights(module: nn.Module, path: Path, allow_pickle: bool, entry: str 
     """
     wanted = {name: tensor for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)}
     roots = {name.partition(".")[0] for name in wanted}
-    empty = {name for name, tensor in wanted.items() if tuple(tensor.shape) == (0,)}
+    empty = {name for name, tensor in wanted.items() if 0 in tensor.shape}
     if allow_pickle and not path.is_dir() and _is_pickled_module(path):
         loaded = _pickled_weights(path, roots, entry)
     else:
