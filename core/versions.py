@@ -40,6 +40,9 @@ def ir_of_opset(opset: int) -> int:
 # onnxruntime's words for a file that is too new for it.
 _TOO_NEW_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
 _TOO_NEW_OPSET = re.compile(r"Opset (\d+) is under development.*till opset (\d+)", re.DOTALL)
+# The same for matrices in blocks of 8 bits, and the release from which it multiplies by them (tried from 1.17 to 1.32).
+_ONLY_4_BITS = "Only 4b quantization is supported"
+WIDE_BLOCKS_FROM = "1.22"
 
 
 def too_new(reason: str) -> str:
@@ -48,6 +51,8 @@ def too_new(reason: str) -> str:
     Args:
         reason: onnxruntime's message.
     """
+    if _ONLY_4_BITS in reason:
+        return f"Update onnxruntime to {WIDE_BLOCKS_FROM} or later."
     ir, opset = _TOO_NEW_IR.search(reason), _TOO_NEW_OPSET.search(reason)
     if ir is not None:
         place, needed, newest = 0, int(ir[1]), int(ir[2])

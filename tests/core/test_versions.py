@@ -33,6 +33,11 @@ OPSET = (
         (OPSET.format(23, 21), "Update onnxruntime to 1.23 or later, or export again with `opset=21`."),
         (OPSET.format(90, 28), "Update onnxruntime, or export again with `opset=24`."),
         ("No graph was found in the protobuf.", ""),
+        (
+            "nbits_ == 4 was false. Only 4b quantization is supported for MatMulNBits op, additional bits support is "
+            "planned.",
+            "Update onnxruntime to 1.22 or later.",
+        ),
     ],
 )
 def test_what_helps(reason: str, advice: str) -> None:

@@ -7,7 +7,8 @@ weights' own (docs/numerics.md). No token has a say in the scales of another.
 With calibration, matrices are rounded for the inputs that they meet in use (`gptq`), and kinds of layers that cost most
 get 8 bits (`mixed_bits`). Without, each matrix is rounded by its own numbers.
 
-Embeddings, attention, norms, residual streams, and matrices too narrow to be worth it stay as they are.
+Large tables of embeddings get 8 bits (`tables`). Smaller ones, attention, norms, residual streams, and matrices too
+narrow to be worth it stay as they are.
 `onnx_graph.standard_ops` writes the same in standard operators.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ....core.versions import WIDE_BLOCKS_FROM
 from ....onnx_graph.block_weights import DOMAIN, OP_TYPE, packed
 from ....onnx_graph.graph_values import add_constant, replace_node
 from ....onnx_graph.standard_ops.names import MODULE
@@ -30,6 +32,7 @@ from .calibration import Calibration, kind_of
 from .gptq import round_for_inputs
 from .linear_layers import StoredMatrix, is_transposed, linear_layers, replace_layers
 from .mixed_bits import Rounded, choose
+from .tables import quantize_tables
 
 # Products of 8-bit integers, summed in 32 bits: 0.19 of fp32's time a token, where exact products take 0.52.
 _ACCURACY = 4
@@ -52,6 +55,13 @@ class Rounding:
     logits: bool = False
     notes: list[str] = field(default_factory=list)
     _made: dict[str, Blocks] = field(default_factory=dict)
+    _tables: dict[str, Blocks] = field(default_factory=dict)
+
+    def of_tables(self, model: ir.Model) -> None:
+        """Store the large tables of a graph; its notes are those of the first one."""
+        first = not self._tables
+        notes = quantize_tables(model, self._tables)
+        self.notes += notes if first else []
 
     def blocks(self, matrices: Mapping[str, NDArray[Any]]) -> Mapping[str, Blocks]:
         """Return the rounded matrices `[K, N]` of linear layers by path; the calibration is used once, and let go.
@@ -79,7 +89,8 @@ class Rounding:
             f"weights rounded on {calibration.words}; in 4 bits alone the outputs move {alone:.2g} {unit}"
         )
         self.notes += [
-            f"8 bits for {effect.kind}: {effect.distance:.2g} {unit}, {effect.growth:.1%} larger weights"
+            f"8 bits for {effect.kind}: {effect.distance:.2g} {unit}, {effect.growth:.1%} larger weights; "
+            f"they need onnxruntime {WIDE_BLOCKS_FROM}"
             for effect in chosen
         ]
         kinds = {effect.kind for effect in chosen}
@@ -98,6 +109,7 @@ def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
         ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
     """
     rounding = Rounding() if rounding is None else rounding
+    rounding.of_tables(model)
     matrices, paths = {}, {}
     for node in linear_layers(model):
         name, numbers = _matrix(node)

@@ -13,6 +13,7 @@ docs/numerics.md has the measured errors, also of symmetric blocks, whose zero i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ BLOCK = 32
 BITS = 4
 # Factors of a block's range.
 _SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+_WHOLE = (1.0,)
 # The same for `search_weighted`, which tries all pairs of them.
 _SHRUNK_ENDS = (1.0, 0.9, 0.8, 0.7)
 # Columns at a time: the temporaries of a part fit into a processor's cache.
@@ -32,10 +34,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix `[K, N]` in blocks of `BLOCK` along K; the last one of a column is filled up with zeros.
+    """A matrix `[K, N]` in blocks along K; the last one of a column is filled up with zeros.
 
     Args:
-        levels: uint8 `[N, blocks, BLOCK]`, each below 2^bits.
+        levels: uint8 `[N, blocks, block]`, each below 2^bits.
         scales: fp32 `[N, blocks]`.
         zeros: uint8 `[N, blocks]`, the levels that stand for 0.
         rows: K.
@@ -60,26 +62,34 @@ class Blocks:
         return np.ascontiguousarray(flat[:, : self.rows].T)
 
 
-def round_in_blocks(matrix: Floats, bits: int = BITS) -> Blocks:
-    """Round a matrix `[K, N]` of finite numbers, each as important as any other."""
+def round_in_blocks(matrix: Floats, bits: int = BITS, block: int = BLOCK) -> Blocks:
+    """Round a matrix `[K, N]` of finite numbers, each as important as any other.
+
+    Args:
+        matrix: fp32.
+        bits: of a level, 4 or 8; with 8 a block's range is taken whole.
+        block: numbers that share a scale and a zero point.
+    """
     rows, columns = matrix.shape
-    count = -(-rows // BLOCK)
-    levels = np.empty((columns, count, BLOCK), np.uint8)
+    count = -(-rows // block)
+    levels = np.empty((columns, count, block), np.uint8)
     scales, zeros = np.empty((columns, count), np.float32), np.empty((columns, count), np.uint8)
-    many = max(1, _PART // (count * BLOCK))
+    many = max(1, _PART // (count * block))
     for start in range(0, columns, many):
         part = slice(start, start + many)
-        blocks = np.zeros((len(levels[part]), count * BLOCK), np.float32)
+        blocks = np.zeros((len(levels[part]), count * block), np.float32)
         blocks[:, :rows] = matrix[:, part].T
-        levels[part], scales[part], zeros[part] = _round(blocks.reshape(-1, count, BLOCK), (1 << bits) - 1)
+        levels[part], scales[part], zeros[part] = _round(
+            blocks.reshape(-1, count, block), (1 << bits) - 1, _SHRUNK if bits == BITS else _WHOLE
+        )
     return Blocks(levels, scales, zeros, rows, bits)
 
 
-def _round(blocks: Floats, most: int) -> tuple[Floats, Floats, Floats]:
-    """Return levels, scales and zeros of blocks `[…, BLOCK]`."""
+def _round(blocks: Floats, most: int, factors: Sequence[float]) -> tuple[Floats, Floats, Floats]:
+    """Return levels, scales and zeros of blocks `[…, block]`, the best of the ranges shrunk by these factors."""
     low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
     best = _tried(blocks, *_of_range(low, high, most), most)
-    for factor in _SHRUNK[1:]:
+    for factor in factors[1:]:
         best = _better(best, _tried(blocks, *_of_range(low * factor, high * factor, most), most))
     _, levels, _, zeros = best
     steps = levels - zeros[..., None]
