@@ -146,7 +146,9 @@ def write_tables(figures: dict[str, Any]) -> None:
 def targets_table(found: dict[str, dict[str, str]]) -> str:
     """Write the table of engines: a row for each target, a column for each file."""
     lines = [f"| target | {' | '.join(ENGINE_FILES)} |", "|---|" + "---|" * len(ENGINE_FILES)]
-    lines += [f"| {target} | {' | '.join(found[target].values())} |" for target in TARGETS if target in found]
+    for target in TARGETS:
+        if target in found:
+            lines.append(f"| {target} | {' | '.join(found[target].get(kind, 'not run') for kind in ENGINE_FILES)} |")
     return "\n" + "\n".join(lines) + "\n\n"
 
 
