@@ -32,6 +32,8 @@ IN_MEMORY = 16 << 20
 # Bytes from which on a tensor of a larger file stays there. Smaller ones may be shapes, which engines look into.
 LARGE_TENSOR = 1 << 14
 _BLOCK = 1 << 20
+# Advice for a link that is not followed.
+_COPY = "Put a copy in the place of the link."
 # A protobuf message has no more bytes than this.
 _LARGEST = 1 << 31
 # That, with room for functions.
@@ -208,13 +210,15 @@ class OnnxFile:
             locations = {*self.locations, *([] if self._descriptor < 0 else [self.path.name])}
             real = {name: (given / name).resolve() for name in locations}
         except (OSError, RuntimeError) as error:  # links in a circle
-            raise UsageError(f"{self.name} cannot be loaded.", why=f"Its data cannot be found: {error}.") from error
+            raise UsageError(
+                f"{self.name} cannot be loaded.", why=f"Its data cannot be found: {error}.", fix=_COPY
+            ) from error
         for name, path in real.items():
             if not (path.is_relative_to(given) or path.is_relative_to(target)):
                 raise UsageError(
                     f"{self.name} cannot be loaded.",
                     why=f"Its data {name[:100]!r} is a link to {path}, out of its folder.",
-                    fix="Put a copy in the place of the link.",
+                    fix=_COPY,
                 )
         folder = given
         if not all(path.is_relative_to(given) for path in real.values()):
@@ -242,9 +246,16 @@ class OnnxFile:
         """Return a new `onnx.ModelProto` as engines get it: as `parse_without_weights`, links followed.
 
         Raises:
-            UsageError: no ONNX model, or its external data leads out of its folder.
+            UsageError: no ONNX model, or its external data leads out of its folder or is missing.
         """
         folder, places = self._places
+        missing = [] if folder is None else [name for name in places if not (folder / places[name]).exists()]
+        if missing:
+            raise UsageError(
+                f"{self.name} is not complete.",
+                why=f"Its external data {', '.join(missing)[:200]} is missing.",
+                fix="Copy the file that holds the weights beside it, under its name.",
+            )
         model = self.parse_without_weights()
         for tensor in judgement.tensors_of(model) if folder is not None else ():
             for entry in tensor.external_data:

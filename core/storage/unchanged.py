@@ -18,7 +18,7 @@ Identity = tuple[int, int, int, int, int]
 
 
 class Unchanged:
-    """The identity of some files, taken when this is made.
+    """The identity of some files, taken when this is made or a file is added.
 
     Args:
         paths: the files; links are followed.
@@ -27,8 +27,17 @@ class Unchanged:
         UsageError: a file cannot be looked at.
     """
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._known = {path: _identity(path) for path in paths}
+    def __init__(self, paths: Iterable[Path] = ()) -> None:
+        self._known: dict[Path, Identity] = {}
+        self.add(paths)
+
+    def add(self, paths: Iterable[Path]) -> None:
+        """Take the identity of further files, before they are read; of files that are known it stays.
+
+        Raises:
+            UsageError: a file cannot be looked at.
+        """
+        self._known |= {path: _identity(path) for path in paths if path not in self._known}
 
     def check(self) -> None:
         """Look again.
@@ -46,7 +55,7 @@ class Unchanged:
 
 
 @contextmanager
-def unchanged(paths: Iterable[Path]) -> Iterator[Unchanged]:
+def unchanged(paths: Iterable[Path] = ()) -> Iterator[Unchanged]:
     """Check at the end of a block that no file changed since its beginning.
 
     Raises:

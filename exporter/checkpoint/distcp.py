@@ -11,6 +11,7 @@ import io
 import logging
 import math
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from ...core.error_texts import first_line
 from ...core.errors import UsageError
 from ...core.storage.reading import read_plain
+from ...core.storage.unchanged import Unchanged
 
 METADATA = ".metadata"
 _LARGEST_METADATA = 256 << 20
@@ -34,12 +36,18 @@ _CLASSES = {
     "collections": ("OrderedDict",),
     "torch": ("Size", "device"),
 }
+# A name in the state of an optimizer that was saved flat, beside the names of the model.
+_FLAT = re.compile(r"optim\w*\.(state|param_groups)\.")
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")
 _GATHER = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pt"
 
 
-def read_distcp(folder: Path) -> tuple[dict[str, Any], list[Path], list[str]]:
+def read_distcp(folder: Path, known: Unchanged) -> tuple[dict[str, Any], list[Path], list[str]]:
     """Read the tensors of a folder, except those of an optimizer.
+
+    Args:
+        folder: the folder.
+        known: gets every file before it is read.
 
     Returns:
         The nested tables that were saved; the files that were read; notes.
@@ -47,28 +55,58 @@ def read_distcp(folder: Path) -> tuple[dict[str, Any], list[Path], list[str]]:
     Raises:
         UsageError: the metadata is missing, broken, or refers to anything but this format; a file is missing or cut.
     """
+    if (folder / METADATA).is_file():
+        known.add([folder / METADATA])
     metadata = _metadata(folder)
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     tensors: dict[str, torch.Tensor] = {}
     skipped = 0
     files = _checked_files(folder, metadata)
+    known.add(files)
     budget = sum(file.stat().st_size for file in files)
     for name, stored in metadata.state_dict_metadata.items():
         if not isinstance(stored, TensorStorageMetadata):
             continue
-        if any(part.lower().startswith("optim") for part in _path(metadata, name)[:-1]):
+        if any(part.lower().startswith("optim") for part in _path(metadata, name)[:-1]) or _FLAT.match(name):
             skipped += 1
             continue
         budget -= math.prod(stored.size) * stored.properties.dtype.itemsize
         if budget < 0 or any(size < 0 for size in stored.size):
             raise _broken(folder, f"{name} claims the shape {list(stored.size)}: more data than its files hold.")
+        if not _covered(stored):
+            raise _broken(folder, f"Its parts do not make up the whole of {name}, which is {list(stored.size)}.")
         tensors[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
+    if skipped and not tensors:
+        raise UsageError(
+            f"{folder} holds the state of an optimizer, not the weights of a model.",
+            why=f"All of its {skipped} tensors are in entries of an optimizer.",
+            fix="Give the folder of the model's weights.",
+        )
+    if not tensors:
+        raise UsageError(f"{folder} holds no tensors.", why="Its metadata names none.", fix="Copy all of it again.")
     _fill(folder, metadata, tensors)
     notes = [f"read from {len(files)} file(s) of torch.distributed.checkpoint"]
     if skipped:
         notes.append(f"{skipped} tensors of the optimizer are not read")
-    return _nested(metadata, tensors), [folder / METADATA, *files], notes
+    return _nested(folder, metadata, tensors), [folder / METADATA, *files], notes
+
+
+def _covered(stored: Any) -> bool:
+    """Return whether the parts of a tensor make up all of it: torch's reader leaves memory as it was in the rest."""
+    size = tuple(stored.size)
+    parts = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks]
+    inside = all(
+        len(starts) == len(lengths) == len(size)
+        and all(start >= 0 and 0 <= n <= whole - start for start, n, whole in zip(starts, lengths, size, strict=True))
+        for starts, lengths in parts
+    )
+    if not inside or math.prod(size) == 0 or any(lengths == size for _, lengths in parts):
+        return inside
+    seen = torch.zeros(size, dtype=torch.bool)
+    for starts, lengths in parts:
+        seen[tuple(slice(start, start + n) for start, n in zip(starts, lengths, strict=True))] = True
+    return bool(seen.all())
 
 
 def _fill(folder: Path, metadata: Any, tensors: dict[str, torch.Tensor]) -> None:
@@ -157,6 +195,11 @@ def _metadata(folder: Path) -> Any:
     return metadata
 
 
+def is_name(name: str) -> bool:
+    """Return whether a text can be the name of a file in a folder, and nothing outside of it."""
+    return 0 < len(name.encode("utf-8", "replace")) < 256 and name not in (".", "..") and not set(name) & set("/\\\0")
+
+
 def _checked_files(folder: Path, metadata: Any) -> list[Path]:
     """Return the files that hold the tensors.
 
@@ -167,7 +210,7 @@ def _checked_files(folder: Path, metadata: Any) -> list[Path]:
     for info in metadata.storage_data.values():
         name = str(getattr(info, "relative_path", ""))
         offset, length = getattr(info, "offset", -1), getattr(info, "length", -1)
-        if Path(name).name != name or name in ("", ".", ".."):
+        if not is_name(name):
             raise _broken(folder, f"A part lies in {name[:80]!r}, outside of the folder.")
         if not isinstance(offset, int) or not isinstance(length, int) or offset < 0 or length < 0:
             raise _broken(folder, f"A part of {name} has no place.")
@@ -196,8 +239,12 @@ def _path(metadata: Any, name: str) -> tuple[str, ...]:
     return (name,)
 
 
-def _nested(metadata: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Put tensors into the nested tables that were saved."""
+def _nested(folder: Path, metadata: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Put tensors into the nested tables that were saved.
+
+    Raises:
+        UsageError: two of them have one place.
+    """
     nested: dict[str, Any] = {}
     for name, tensor in tensors.items():
         *tables, last = _path(metadata, name)
@@ -205,7 +252,9 @@ def _nested(metadata: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any
         for part in tables:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
-                raise ValueError(f"{name} lies in a tensor")
+                raise _broken(folder, f"{name} would lie inside of another tensor.")
+        if last in inner:
+            raise _broken(folder, f"{name} has the place of another tensor.")
         inner[last] = tensor
     return nested
 

@@ -17,9 +17,10 @@ import torch
 
 from ...core.errors import UsageError
 from ...core.storage.reading import check_plain, read_plain
+from ...core.storage.unchanged import Unchanged
 from ..models.inference import bounded
 from ..models.registry import detect_folder
-from .distcp import METADATA, read_distcp
+from .distcp import METADATA, is_name, read_distcp
 from .documents import read_json
 from .sharded_training import ZERO
 
@@ -69,28 +70,29 @@ def is_index(path: Path) -> bool:
     return path.name.lower().endswith(_INDEX) and path.is_file()
 
 
-def read_folder(path: Path, read_file: ReadFile) -> Contents:
+def read_folder(path: Path, read_file: ReadFile, files: Unchanged) -> Contents:
     """Read a folder of weights, or the index of one.
 
     Args:
         path: the folder or the index.
         read_file: reads one file, as `load._read_file`.
+        files: gets every file before it is read.
 
     Raises:
         UsageError: it is none of the kinds that are read, or a part is missing.
     """
     if not path.is_dir():
-        return _of_index(path, read_file)
+        return _of_index(path, read_file, files)
     indices = sorted(path.glob(f"*{_INDEX}"), key=lambda index: (".safetensors." not in index.name, index.name))
     if indices:
-        return _of_index(indices[0], read_file)
+        return _of_one_index(path, indices, read_file, files)
     if (path / METADATA).exists() or any(path.glob("*.distcp")):
-        return Contents(*read_distcp(path))
+        return Contents(*read_distcp(path, files))
     _refuse_frameworks(path)
     inner = [x for x in sorted(path.iterdir()) if x.is_dir() and (x / METADATA).is_file()]
     weights = [x for x in inner if not x.name.lower().startswith(_OTHERS)]
     if len(weights) == 1:
-        contents = Contents(*read_distcp(weights[0]))
+        contents = Contents(*read_distcp(weights[0], files))
         return Contents(contents.loaded, contents.files, [f"weights read from {weights[0].name}", *contents.notes])
     if weights:
         raise UsageError(
@@ -98,16 +100,48 @@ def read_folder(path: Path, read_file: ReadFile) -> Contents:
             why=f"They lie in {bounded([x.name for x in weights], 5)}.",
             fix=f"Give one of them: {weights[-1]}",
         )
-    return _of_files(path, read_file)
+    return _of_files(path, read_file, files)
 
 
-def _of_index(index: Path, read_file: ReadFile) -> Contents:
+def _of_one_index(path: Path, indices: list[Path], read_file: ReadFile, known: Unchanged) -> Contents:
+    """Read the shards of a folder's index, those of safetensors first, and note what else lies there.
+
+    Raises:
+        UsageError: several indices are of one format.
+    """
+    formats = {index: index.name.lower().removesuffix(_INDEX).rpartition(".")[2] for index in indices}
+    rivals = [index for index in indices if formats[index] == formats[indices[0]]]
+    if len(rivals) > 1:
+        raise UsageError(
+            f"{path} holds several sets of shards: {bounded([index.name for index in rivals], 5)}.",
+            why="Which of them is meant cannot be told.",
+            fix=f"Give one of them: {rivals[0]}",
+        )
+    contents = _of_index(indices[0], read_file, known)
+    others = [index.name for index in indices[1:]] + [
+        x.name for x in _weights_in(path) if x not in contents.files and not _SHARD.fullmatch(x.name)
+    ]
+    if others:
+        contents.notes.append(f"weights read from {indices[0].name}; not from {bounded(others, 5)}")
+    return contents
+
+
+def _weights_in(path: Path) -> list[Path]:
+    """List the files of weights in a folder, by their names."""
+    files = sorted(x for x in path.iterdir() if x.is_file() and x.suffix.lower() in _WEIGHTS)
+    return [
+        x for x in files if not x.name.lower().startswith(_OTHERS) and not x.name.lower().endswith("_optim_states.pt")
+    ]
+
+
+def _of_index(index: Path, read_file: ReadFile, known: Unchanged) -> Contents:
     """Read the shards that an index names."""
+    known.add([index])
     try:
         document = read_json(read_plain(index, _LARGEST_INDEX).decode("utf-8"))
         places = document["weight_map"]
         names = sorted(set(places.values()))
-        if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        if not names or not all(isinstance(name, str) and is_name(name) for name in names):
             raise ValueError("its weight_map names no files of this folder")
     except OSError as error:
         raise UsageError(f"Cannot read {index}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
@@ -117,7 +151,7 @@ def _of_index(index: Path, read_file: ReadFile) -> Contents:
         ) from error
     shards = [index.parent / name for name in names]
     _check_there(shards, index.parent)
-    contents = _merged(shards, read_file)
+    contents = _merged(shards, read_file, known)
     table: Mapping[str, Any] = contents.loaded if isinstance(contents.loaded, Mapping) else {}
     lost = [name for name in places if name not in table]
     if lost:
@@ -141,8 +175,9 @@ def _check_there(shards: list[Path], folder: Path) -> None:
         check_plain(shard)
 
 
-def _merged(shards: list[Path], read_file: ReadFile) -> Contents:
+def _merged(shards: list[Path], read_file: ReadFile, known: Unchanged) -> Contents:
     """Read shards into one table."""
+    known.add(shards)
     table: dict[Any, Any] = {}
     notes, tied = [f"read from {len(shards)} shard(s)"], dict[str, str]()
     for shard in shards:
@@ -161,12 +196,9 @@ def _merged(shards: list[Path], read_file: ReadFile) -> Contents:
     return Contents(table, shards, notes, {name: other for name, other in tied.items() if name not in table})
 
 
-def _of_files(path: Path, read_file: ReadFile) -> Contents:
+def _of_files(path: Path, read_file: ReadFile, known: Unchanged) -> Contents:
     """Read the one file of weights in a folder, or shards without an index."""
-    files = sorted(x for x in path.iterdir() if x.is_file() and x.suffix.lower() in _WEIGHTS)
-    files = [
-        x for x in files if not x.name.lower().startswith(_OTHERS) and not x.name.lower().endswith("_optim_states.pt")
-    ]
+    files = _weights_in(path)
     shards = {match["stem"] + match["suffix"]: match for x in files if (match := _SHARD.fullmatch(x.name))}
     if len(shards) == 1 and len(files) > 0 and all(_SHARD.fullmatch(x.name) for x in files):
         match = next(iter(shards.values()))
@@ -177,7 +209,7 @@ def _of_files(path: Path, read_file: ReadFile) -> Contents:
                 why=f"There are {bounded([x.name for x in files], 3)}.",
                 fix="Copy all of them.",
             )
-        return _merged(files, read_file)
+        return _merged(files, read_file, known)
     plain = [x for x in files if x.suffix.lower() == ".safetensors"] or files
     if len(plain) > 1:
         raise UsageError(
@@ -188,6 +220,7 @@ def _of_files(path: Path, read_file: ReadFile) -> Contents:
     if not plain:
         detect_folder(path)  # says which folders are read
         raise UsageError(f"{path} holds no weights.", fix="Give the folder that holds them.")
+    known.add(plain)
     loaded, tied = read_file(plain[0], notes := [f"weights read from {plain[0].name}"])
     return Contents(loaded, [plain[0]], notes, tied)
 

@@ -101,8 +101,8 @@ def load_state(
         MissingDependency: safetensors is not installed.
     """
     if path.is_dir() or is_index(path):
-        contents = read_folder(path, _read_file)
-        with unchanged(contents.files) as files:
+        with unchanged() as files:
+            contents = read_folder(path, _read_file, files)
             digest = hashlib.sha256("".join(sha256(file) for file in contents.files).encode()).hexdigest()
             size = sum(file.stat().st_size for file in contents.files)
             read = read_state(contents.loaded, path, contents.notes, roots, entry, empty, contents.tied, digest, size)

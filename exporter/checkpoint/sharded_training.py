@@ -54,7 +54,7 @@ def quiet_meshes() -> Iterator[None]:
 
 
 def gathered(loaded: object, path: Path, depth: int = 0) -> Any:
-    """Return what a file holds with each DTensor that is whole as a plain tensor.
+    """Return what a file holds with each DTensor that is whole as a plain tensor, without the states of optimizers.
 
     Raises:
         UsageError: a DTensor is the part of one device.
@@ -66,10 +66,16 @@ def gathered(loaded: object, path: Path, depth: int = 0) -> Any:
     if depth > _DEEPEST:
         return loaded
     if isinstance(loaded, Mapping):
-        return {name: gathered(inner, path, depth + 1) for name, inner in loaded.items()}
+        kept = {name: inner for name, inner in loaded.items() if not _of_optimizer(name, inner)}
+        return {name: gathered(inner, path, depth + 1) for name, inner in kept.items()}
     if isinstance(loaded, list) or type(loaded) is tuple:
         return type(loaded)(gathered(inner, path, depth + 1) for inner in loaded)
     return loaded
+
+
+def _of_optimizer(name: object, value: object) -> bool:
+    """Return whether an entry holds the state of an optimizer: its parts are no reason to refuse the weights."""
+    return str(name).lower().startswith("optim") and isinstance(value, Mapping | list | tuple)
 
 
 def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
@@ -78,7 +84,8 @@ def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     local = tensor._local_tensor
-    if local.shape == tensor.shape and not any(placement.is_partial() for placement in tensor.placements):
+    partial = any(placement.is_partial() for placement in tensor.placements)
+    if local.shape == tensor.shape and not partial:
         return local
     mesh = tensor.device_mesh.mesh
     named = _VERL.fullmatch(path.name)
@@ -91,7 +98,9 @@ def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
         )
     raise UsageError(
         f"{path} holds the part of one device: DTensors of FSDP2 or tensor parallelism.",
-        why=f"A tensor of {list(tensor.shape)} is spread over {mesh.numel()} devices; this file has "
+        why=f"A tensor of {list(tensor.shape)} is the sum of those of {mesh.numel()} devices; this file has one."
+        if partial
+        else f"A tensor of {list(tensor.shape)} is spread over {mesh.numel()} devices; this file has "
         f"{list(local.shape)} of it.",
         fix=fix,
     )
@@ -116,7 +125,7 @@ def refuse_parts(state: Mapping[str, torch.Tensor], path: Path, loaded: object, 
             why="Each is the part of one device of many tensors one after the other.",
             fix=f"Gather them where the model was trained: {GATHER}",
         )
-    lost = [name for name, tensor in state.items() if shape_of(tensor) == (0,) and name not in empty]
+    lost = [name for name, tensor in state.items() if 0 in shape_of(tensor) and name not in empty]
     if not lost:
         return
     deepspeed = isinstance(loaded, Mapping) and {"ds_version", "ds_config", "param_shapes"} & set(map(str, loaded))

@@ -22,6 +22,7 @@ from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ..models.inference import bounded
 from .settings import settings_tables
+from .tensors import shape_of
 from .weight_sets import (
     INFIXES,
     NOT_WEIGHTS,
@@ -162,8 +163,9 @@ def _unwrapped(
             why=f"It holds {bounded([str(name) for name in chosen], 5)}.",
             fix="Save model.state_dict().",
         )
-    plain = _without_prefixes(_without_infixes(state, path, notes), path, notes, roots)
-    return Unwrapped(plain, settings, entry=".".join(filter(None, [entry, *names])))
+    entry = ".".join(filter(None, [entry, *names]))
+    plain = _without_prefixes(_without_infixes(state, path, notes), path, notes, roots, entry)
+    return Unwrapped(plain, settings, entry=entry)
 
 
 def _holds_weights(value: object) -> bool:
@@ -244,16 +246,18 @@ def _without_infixes(state: dict[str, torch.Tensor], path: Path, notes: list[str
 
 
 def _without_prefixes(
-    state: dict[str, torch.Tensor], path: Path, notes: list[str], roots: Collection[str]
+    state: dict[str, torch.Tensor], path: Path, notes: list[str], roots: Collection[str], entry: str
 ) -> dict[str, torch.Tensor]:
     """Strip wrappers' prefixes until the names are the model's own, or no known wrapper is left.
 
     Raises:
         UsageError: beside a part there are weights of others, of which the file would have nothing.
     """
+    removed = ""
     while state and not any(name.partition(".")[0] in roots for name in state):
         prefix = next((known for known in PREFIXES if any(name.startswith(known) for name in state)), None)
         if prefix is None:
+            _refuse_unknown_prefixes(state, path, roots, ".".join(filter(None, [entry, removed.rstrip(".")])))
             return state
         inner = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
         dropped = [name for name in state if not name.startswith(prefix)]
@@ -267,5 +271,51 @@ def _without_prefixes(
             )
         left_out = f"; left out: {bounded(dropped, 5)}" if dropped else ""
         notes.append(f"prefix '{prefix}' removed from {len(inner)} names{left_out}")
-        state = inner
-    return state
+        state, removed = inner, removed + prefix
+    return _without_copies(state, notes, roots)
+
+
+def _refuse_unknown_prefixes(state: Mapping[str, torch.Tensor], path: Path, roots: Collection[str], entry: str) -> None:
+    """Refuse names of which the same ones stand behind several prefixes that no known wrapper has.
+
+    Args:
+        state: the tensors.
+        path: the file.
+        roots: first parts of the model's own names.
+        entry: the tables and prefixes around these names.
+
+    Raises:
+        UsageError: they do: these are several sets of weights.
+    """
+    groups: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, tensor in state.items():
+        parts = name.split(".")
+        at = next((at for at in range(1, len(parts)) if parts[at] in roots), None)
+        if at is not None:
+            groups.setdefault(".".join(parts[:at]), {})[".".join(parts[at:])] = shape_of(tensor)
+    prefixes = [one for one in groups if any(groups[one] == groups[other] for other in groups if other != one)]
+    if prefixes:
+        raise UsageError(
+            f"{path} holds several sets of weights: {bounded(prefixes, 5)}.",
+            why="They are the same names behind several prefixes, none of which is usual.",
+            fix=f"Choose one: {argument('entry', '.'.join(filter(None, [entry, prefixes[0]])))}.",
+        )
+
+
+def _without_copies(
+    state: dict[str, torch.Tensor], notes: list[str], roots: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """Leave out another set of the model's weights in the same table, behind a prefix, and the numbers beside it."""
+    foreign = {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in roots}
+    copies = [name for name, tensor in foreign.items() if _is_copy(name, tensor, state)]
+    if not copies or len(foreign) == len(state):
+        return state
+    dropped = [name for name, tensor in foreign.items() if name in copies or not tensor.ndim]
+    notes.append(f"left out: {bounded(dropped, 5)}")
+    return {name: tensor for name, tensor in state.items() if name not in set(dropped)}
+
+
+def _is_copy(name: str, tensor: torch.Tensor, state: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether a name is one of the others behind a prefix, with a tensor of the same shape."""
+    rests = [name[place + 1 :] for place, letter in enumerate(name) if letter == "."]
+    return any(rest in state and shape_of(state[rest]) == shape_of(tensor) for rest in rests)

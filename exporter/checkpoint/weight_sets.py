@@ -215,8 +215,9 @@ def _named(
         if own is not None:
             groups.setdefault(name[:own], {})[name[own:]] = tensor
             continue
-        # LitEma keeps averages as buffers, whose names cannot have dots.
-        own = next((at for at in starts if names.get(dotless.get(name[at:], "")) == shape), None)
+        # LitEma keeps averages as buffers, whose names cannot have dots, nor have the prefixes of wrappers in them.
+        last = starts[-1]
+        own = next((at for at in range(last, len(name)) if names.get(dotless.get(name[at:], "")) == shape), None)
         if own is not None:
             groups.setdefault(name[:own], {})[dotless[name[own:]]] = tensor
     return [
@@ -229,7 +230,9 @@ def _named(
 def _ordered(
     value: object, names: Mapping[str, tuple[int, ...]], chosen: set[int]
 ) -> list[tuple[str, dict[str, torch.Tensor]]]:
-    """Match a list of tensors without names with the parameters of the model in their order."""
+    """Match tensors in a list, or in a table by number, with the parameters of the model in their order."""
+    if isinstance(value, Mapping) and value and all(type(key) is int for key in value):
+        value = [value[key] for key in sorted(value)]
     if not isinstance(value, list | tuple):
         return []
     flat = [x for inner in value for x in (inner if isinstance(inner, list | tuple) else [inner])]

@@ -27,7 +27,7 @@ from ...core.storage.reading import check_plain
 from ...core.storage.unchanged import unchanged
 from ..checkpoint.documents import read_json
 from ..checkpoint.load import LoadedCheckpoint, load_state, read_state
-from ..checkpoint.weight_sets import at_entry
+from ..checkpoint.weight_sets import as_table, at_entry
 from ..models.inference import INV_FREQ, bounded
 from .export_module import Origin
 
@@ -94,16 +94,16 @@ def module_from_pickle(path: Path, entry: str | None = None) -> tuple[nn.Module,
         digest = sha256(path)
     if entry is not None:
         _, loaded = at_entry(loaded, entry)
-    elif isinstance(loaded, Mapping):
-        modules = [str(name) for name, value in loaded.items() if isinstance(value, nn.Module)]
+    elif as_table(loaded) is not None:
+        modules = _modules_in(loaded)
         if len(modules) > 1:
             raise UsageError(
-                f"{path} holds several modules: {bounded(modules)}.",
-                fix=f"Choose one: {argument('entry', modules[0])}.",
+                f"{path} holds several modules: {bounded([*modules])}.",
+                fix=f"Choose one: {argument('entry', next(iter(modules)))}.",
             )
         if modules:
-            loaded = next(x for x in loaded.values() if isinstance(x, nn.Module))
-            notes.append(f"module read from the entry '{modules[0]}'")
+            ((name, loaded),) = modules.items()
+            notes.append(f"module read from the entry '{name}'")
     if not isinstance(loaded, nn.Module):
         raise UsageError(
             f"{path} holds a {type(loaded).__name__}, not a module.",
@@ -208,7 +208,7 @@ def _load_weights(module: nn.Module, path: Path, allow_pickle: bool, entry: str 
     """
     wanted = {name: tensor for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)}
     roots = {name.partition(".")[0] for name in wanted}
-    empty = {name for name, tensor in wanted.items() if tuple(tensor.shape) == (0,)}
+    empty = {name for name, tensor in wanted.items() if 0 in tensor.shape}
     if allow_pickle and not path.is_dir() and _is_pickled_module(path):
         loaded = _pickled_weights(path, roots, entry)
     else:
@@ -255,12 +255,26 @@ def _pickled_weights(path: Path, roots: Collection[str], entry: str | None) -> L
     return read_state(_with_states(held), path, [], roots, entry)
 
 
+def _modules_in(value: object, path: tuple[str, ...] = ()) -> dict[str, nn.Module]:
+    """Return the modules in the tables and lists of a checkpoint by their entries."""
+    if isinstance(value, nn.Module):
+        return {".".join(path): value}
+    table = as_table(value) if len(path) < 4 else None
+    return {
+        entry: module
+        for name, inner in (table or {}).items()
+        for entry, module in _modules_in(inner, (*path, str(name))).items()
+    }
+
+
 def _with_states(value: object, depth: int = 0) -> object:
     """Replace the modules in a table by their state dicts."""
     if isinstance(value, nn.Module):
         return dict(value.state_dict())
     if isinstance(value, Mapping) and depth < 4:
         return {name: _with_states(inner, depth + 1) for name, inner in value.items()}
+    if type(value) in (list, tuple) and depth < 4:
+        return [_with_states(inner, depth + 1) for inner in value]
     return value
 
 

@@ -284,7 +284,7 @@ def _report(ort: Any, failures: Sequence[tuple[_Setup, Exception]]) -> LocalAttn
     """Return the error of the last way to run a file, where none opened it."""
     setup, error = failures[-1]
     file, reason = setup.file, _reason(error)
-    if isinstance(error, MissingDependency):
+    if isinstance(error, MissingDependency | UsageError) and not isinstance(error, NotAModel):
         return error
     if setup.provider.chain:
         # If the CPU refuses the model too, the model is at fault and not the provider.

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..simulators.arm_machine import ONNXRUNTIME
 from .__main__ import wrong
 from .cases import write_case
 from .environments import Absent, Environment, run
@@ -32,12 +33,14 @@ def _release(version: str, package: str = "onnxruntime") -> Environment:
     return Environment(f"{package} {version}", (f"{package}=={version}", numpy), ("run_onnxruntime.py",))
 
 
+_ARM = Environment(f"onnxruntime {ONNXRUNTIME}, aarch64", (), ("run_onnxruntime.py",), program="arm")
 RELEASES = {
     environment.title: environment
     for environment in (
         *map(_release, ("1.16.3", "1.17.3", "1.18.1", "1.19.2", "1.20.1", "1.21.1", "1.22.1", "1.23.2")),
         *map(_release, ("1.24.4", "1.26.0", "1.28.0", "1.30.0", "1.32.0")),
         *(_release(version, "onnxruntime-gpu") for version in ("1.18.1", "1.23.2", "1.31.1")),
+        _ARM,
     )
 }
 # The files: how each is exported.
@@ -143,7 +146,9 @@ def write_tables(figures: dict[str, Any]) -> None:
 def targets_table(found: dict[str, dict[str, str]]) -> str:
     """Write the table of engines: a row for each target, a column for each file."""
     lines = [f"| target | {' | '.join(ENGINE_FILES)} |", "|---|" + "---|" * len(ENGINE_FILES)]
-    lines += [f"| {target} | {' | '.join(found[target].values())} |" for target in TARGETS if target in found]
+    for target in TARGETS:
+        if target in found:
+            lines.append(f"| {target} | {' | '.join(found[target].get(kind, 'not run') for kind in ENGINE_FILES)} |")
     return "\n" + "\n".join(lines) + "\n\n"
 
 

@@ -11,11 +11,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ..simulators.arm_machine import ArmMachine, arm_machine
 from ..support.browser import BROWSER
 
 _RUNNERS = Path(__file__).parent / "runners"
@@ -30,8 +34,8 @@ class Environment:
         title: the column of the table.
         packages: from PyPI as "name==version", or from npm as "name@version".
         script: the runner, and what it is given first.
-        program: "own" for the Python of the environment; "node"; or "tests" for the Python of the tests, which has
-            PyTorch, and drives a browser.
+        program: "own" for the Python of the environment; "node"; "tests" for the Python of the tests, which has
+            PyTorch, and drives a browser; or "arm" for the Python of the emulated Arm machine, which has onnxruntime.
         wrong: why it may be wrong without an error, which the page says; empty where that would be a fault here.
     """
 
@@ -112,22 +116,35 @@ def run(
         raise Absent("Chromium is not installed")
     folder = made(asked)
     script, *first = asked.script
-    programs = {"own": str(folder / "bin" / "python"), "tests": sys.executable}
-    program = ["node"] if asked.program == "node" else [programs[asked.program], "-W", "ignore"]
-    finished = subprocess.run(
-        [*program, str(_RUNNERS / script), *first, str(cases.resolve()), *kinds],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=_LONGEST,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder)},
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as scratch:
+        variables = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+        programs = {"own": str(folder / "bin" / "python"), "tests": sys.executable}
+        if asked.program == "arm":
+            machine = _arm(folder, Path(scratch))
+            programs["arm"], variables = str(machine.program), variables | machine.environment
+        program = ["node"] if asked.program == "node" else [programs[asked.program], "-W", "ignore"]
+        finished = subprocess.run(
+            [*program, str(_RUNNERS / script), *first, str(cases.resolve()), *kinds],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST,
+            env=variables,
+            check=False,
+        )
     try:
         answer: dict[str, Any] = json.loads(finished.stdout)
     except ValueError:
         raise RuntimeError(f"{name} ended with {finished.returncode}: {finished.stderr[-2000:]}") from None
     return answer
+
+
+def _arm(folder: Path, scratch: Path) -> ArmMachine:
+    """The emulated Arm machine, fetched into a folder once."""
+    try:
+        return arm_machine(folder, scratch)
+    except pytest.skip.Exception as error:
+        raise Absent(str(error)) from error
 
 
 def made(asked: Environment) -> Path:

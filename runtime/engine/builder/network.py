@@ -85,7 +85,7 @@ def _advice(said: Sequence[str], source: Source) -> str:
     text = said[0] if said else ""
     operators = {op_type for _, op_type in source.file.operators}
     if _OF_QUANTIZER.search(text) or (_QUANTIZED & operators and "unsupported" in text.lower()):
-        kinds = f"{argument('weight_dtype', 'int8-qdq')}, or {argument('weight_dtype', 'fp8')}"
+        kinds = f"{argument('weight_dtype', 'int8-qdq')} (or {argument('weight_dtype', 'fp8')} for RTX 40 and later)"
         return (
             "TensorRT takes 8-bit products with scales alone, without zero points. From the checkpoint: localattn "
             f"export {kinds}, then build that file."

@@ -8,12 +8,15 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localattn.core.errors import UsageError
+from localattn.core.storage.unchanged import Unchanged
+from localattn.exporter.checkpoint import distcp, folders, load
 from localattn.exporter.checkpoint.distcp import read_distcp
 from localattn.exporter.checkpoint.load import find_config, load_state
 
@@ -58,6 +61,17 @@ def test_the_part_of_one_device_says_how_to_gather(written: Path) -> None:
     assert "DTensors of FSDP2" in error.what
     assert error.why == "A tensor of [12, 4] is spread over 2 devices; this file has [6, 4] of it."
     assert "get_model_state_dict" in error.fix and "full_state_dict=True" in error.fix
+
+
+def test_only_parts_of_the_weights_are_refused(written: Path, tmp_path: Path) -> None:
+    """An optimizer's state may be spread, where the weights are whole."""
+    from torch.distributed.tensor import DTensor  # noqa: F401 (registers the class)
+
+    sharded = torch.load(written / "part.pt", weights_only=True)["model"]
+    torch.save({"model": STATE, "optimizer": {"state": sharded, "param_groups": []}}, tmp_path / "w.pt")
+    assert same(load_state(tmp_path / "w.pt").state, STATE)
+    torch.save({"model": sharded, "step": 3}, tmp_path / "w.pt")
+    assert "DTensors" in refusal(tmp_path / "w.pt").what
 
 
 def test_verls_files_name_its_merger(written: Path, tmp_path: Path) -> None:
@@ -140,9 +154,102 @@ def test_the_metadata_runs_no_code(place: str, written: Path, tmp_path: Path) ->
 
 def test_only_tensors_are_read(written: Path) -> None:
     """Other values are pickles in these files: none is opened."""
-    nested, files, notes = read_distcp(written / "dcp")
+    known = Unchanged()
+    nested, files, notes = read_distcp(written / "dcp", known)
+    known.check()
     assert sorted(nested) == ["ema", "model"] and len(files) == 2
     assert "2 tensors of the optimizer are not read" in notes
+
+
+def metadata(folder: Path, copied: Path, change: Callable[[Any], None]) -> Path:
+    """A copy of a folder of torch.distributed.checkpoint, with its metadata changed."""
+    shutil.copytree(folder, copied)
+    document = pickle.loads((copied / ".metadata").read_bytes())
+    change(document)
+    (copied / ".metadata").write_bytes(pickle.dumps(document))
+    return copied
+
+
+def parts(change: Callable[[Any, Any], list[Any]]) -> Callable[[Any], None]:
+    """Change the parts of each tensor: given the tensor's record and its only part."""
+
+    def changed(document: Any) -> None:
+        for stored in document.state_dict_metadata.values():
+            stored.chunks = change(stored, stored.chunks[0])
+
+    return changed
+
+
+def one_place(document: Any) -> None:
+    document.planner_data = dict.fromkeys(document.state_dict_metadata, ("weight",))
+
+
+def inside_another(document: Any) -> None:
+    first, second = document.state_dict_metadata
+    document.planner_data = {first: ("weight",), second: ("weight", "inner")}
+
+
+# Torch's reader leaves memory as it was where no part of a tensor lies.
+INCOMPLETE: dict[str, Callable[[Any], None]] = {
+    "no parts": parts(lambda stored, part: []),
+    "half": parts(lambda stored, part: [type(part)(part.offsets, torch.Size([1, *part.sizes[1:]]))]),
+    "outside": parts(lambda stored, part: [type(part)(torch.Size([9, 9]), part.sizes)]),
+    "one half twice": parts(lambda stored, part: [type(part)(part.offsets, torch.Size([2, 4]))] * 2),
+    "one place": one_place,
+    "inside another": inside_another,
+    "no tensors": lambda document: document.state_dict_metadata.clear(),
+}
+
+
+@pytest.mark.parametrize("case", INCOMPLETE)
+def test_tensors_that_the_parts_do_not_make_up(case: str, written: Path, tmp_path: Path) -> None:
+    error = refusal(metadata(written / "flat", tmp_path / "step", INCOMPLETE[case]))
+    assert error.why and error.fix
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("names", ["nested", "flat"])
+def test_a_folder_of_an_optimizer_is_no_empty_model(names: str, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    moments = {f"{name}.exp_avg": tensor for name, tensor in STATE.items()}
+    content: dict[str, Any] = {f"optimizer.state.{name}": tensor for name, tensor in moments.items()}
+    if names == "nested":
+        content = {"optim": {"state": moments}}
+    dcp.save(content, checkpoint_id=tmp_path / "optimizer", no_dist=True)
+    assert "the state of an optimizer" in refusal(tmp_path / "optimizer").what
+    dcp.save(STATE | content, checkpoint_id=tmp_path / "both", no_dist=True)
+    assert same(load_state(tmp_path / "both").state, STATE)
+
+
+@pytest.mark.parametrize("kind", ["distcp", "index", "shards", "one file"])
+def test_a_file_that_changes_while_a_folder_is_read(
+    kind: str, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a training writes its next step over it."""
+    folder = tmp_path / "saved"
+    if kind == "distcp":
+        shutil.copytree(written / "flat", folder)
+        module, name, changed = distcp, "_fill", folder / "__0_0.distcp"
+    else:
+        shards(folder, "bin", index=kind == "index")
+        module, name, changed = load, "_read_file", folder / "pytorch_model-00001-of-00002.bin"
+        if kind == "index":
+            module, name, changed = folders, "read_json", next(folder.glob("*.index.json"))
+        elif kind == "one file":
+            changed = changed.rename(folder / "pytorch_model.bin")
+            (folder / "pytorch_model-00002-of-00002.bin").unlink()
+    original = getattr(module, name)
+
+    def read(*given: Any) -> Any:
+        answer = original(*given)
+        content = changed.read_bytes()
+        changed.unlink()
+        changed.write_bytes(content)
+        return answer
+
+    monkeypatch.setattr(module, name, read)
+    assert f"{changed} changed while it was read" in refusal(folder).what
 
 
 @pytest.mark.parametrize("marked", [False, True])
@@ -189,7 +296,10 @@ def test_shards_are_read(kind: str, index: bool, tmp_path: Path) -> None:
     assert "is one of 2 shards" in one.what and one.fix == f"Give the folder: {folder}"
 
 
-@pytest.mark.parametrize("damage", ["a shard missing", "a name missing", "outside", "no map", "twice"])
+NO_NAMES = {"outside": "../saved/model-00002-of-00002.safetensors", "long": "a" * 5000, "empty": "", "zero": "a\0b"}
+
+
+@pytest.mark.parametrize("damage", ["a shard missing", "a name missing", *NO_NAMES, "no map", "twice"])
 def test_broken_indices(damage: str, tmp_path: Path) -> None:
     folder = shards(tmp_path / "saved", "safetensors")
     index = folder / "model.safetensors.index.json"
@@ -198,14 +308,28 @@ def test_broken_indices(damage: str, tmp_path: Path) -> None:
         (folder / "model-00002-of-00002.safetensors").unlink()
     elif damage == "a name missing":
         document["weight_map"]["norm.weight"] = "model-00001-of-00002.safetensors"
-    elif damage == "outside":
-        document["weight_map"]["to_out.weight"] = "../saved/model-00002-of-00002.safetensors"
+    elif damage in NO_NAMES:
+        document["weight_map"]["to_out.weight"] = NO_NAMES[damage]
     elif damage == "twice":
         safetensors_torch.save_file(STATE, folder / "model-00002-of-00002.safetensors")
     else:
         document = {"weight_map": []}
     index.write_text(json.dumps(document))
     assert refusal(folder).why
+
+
+def test_several_sets_of_shards(tmp_path: Path) -> None:
+    folder = shards(tmp_path / "saved", "safetensors")
+    torch.save(STATE, folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin.index.json").write_text("{}")
+    loaded = load_state(folder)
+    assert same(loaded.state, STATE)
+    assert any("not from pytorch_model.bin.index.json, pytorch_model.bin" in note for note in loaded.notes)
+    index = folder / "model.safetensors.index.json"
+    shutil.copy(index, folder / "model.fp16.safetensors.index.json")
+    error = refusal(folder)
+    assert "several sets of shards" in error.what
+    assert same(load_state(index).state, STATE)
 
 
 def test_a_lone_shard_says_that_others_are_missing(tmp_path: Path) -> None:

@@ -61,6 +61,29 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         },
         "model_ema",
     ),
+    "LitEma of a wrapped model": (
+        lambda: {
+            "state_dict": {
+                **ddp(TRAINED, "model.net."),
+                **{"model_ema.net" + name.replace(".", ""): tensor for name, tensor in AVERAGE.items()},
+                "model_ema.decay": torch.tensor(0.999),
+            }
+        },
+        "state_dict",
+    ),
+    "beside names without a prefix": (
+        lambda: {**TRAINED, **ddp(AVERAGE, "model_ema.module."), "n_averaged": torch.tensor(3)},
+        "model_ema.module",
+    ),
+    "a table by number": (lambda: {"model": TRAINED, "ema": dict(enumerate(AVERAGE.values()))}, "ema"),
+    "diffusers": (
+        lambda: {"model": TRAINED, "ema_model": {"decay": 0.99, "shadow_params": [*AVERAGE.values()]}},
+        "ema_model.shadow_params",
+    ),
+    "NeMo": (
+        lambda: {"state_dict": TRAINED, "optimizer_states": [{"opt": {}, "ema": tuple(AVERAGE.values())}]},
+        "optimizer_states.0.ema",
+    ),
     "torch_ema": (lambda: {"model": TRAINED, "ema": {"shadow_params": [*AVERAGE.values()]}}, "ema.shadow_params"),
     "an optimizer's copy": (lambda: {"model": TRAINED, "optimizer": optimizer("ax", AVERAGE)}, "optimizer.state.ax"),
     "an optimizer's list": (
@@ -137,6 +160,16 @@ def test_sets_without_a_usual_name_are_chosen_by_entry(tmp_path: Path) -> None:
         load_state(path)
     assert caught.value.fix == "Choose one: `entry='first'`."
     assert torch.equal(load_state(path, entry="second").state["to_out.weight"], AVERAGE["to_out.weight"])
+
+
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model": ddp(state)}])
+def test_sets_behind_unknown_prefixes_are_chosen_by_entry(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save(wrap({**ddp(TRAINED, "student."), **ddp(AVERAGE, "teacher.")}), path)
+    with pytest.raises(UsageError, match="several sets of weights: student, teacher") as caught:
+        load_state(path)
+    advised = str(caught.value.fix).split("'")[1]
+    assert torch.equal(load_state(path, entry=advised).state["to_out.weight"], TRAINED["to_out.weight"])
 
 
 def test_a_table_that_holds_itself_ends(tmp_path: Path) -> None:

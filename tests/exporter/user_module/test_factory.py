@@ -6,12 +6,15 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from localattn.core.documents.sidecar import read_sidecar
+from localattn.core.errors import UsageError
+from localattn.exporter.user_module.factory import module_from_pickle
 
 from ...conftest import Finished
 
@@ -196,3 +199,26 @@ class Encoder(torch.nn.Module):
 def encoder():
     return Encoder().eval()
 """
+
+
+@pytest.mark.parametrize(
+    ("wrap", "entry"),
+    [
+        (lambda module: module, ""),
+        (lambda module: {"model": module, "epoch": 3}, "model"),
+        (lambda module: {"checkpoint": {"net": module, "optimizer": None}}, "checkpoint.net"),
+        (lambda module: [module, 3], "0"),
+    ],
+)
+def test_a_pickled_module_is_found_in_tables(wrap: Any, entry: str, tmp_path: Path) -> None:
+    module = torch.nn.Linear(2, 3)
+    torch.save(wrap(module), tmp_path / "m.pt")
+    found, origin = module_from_pickle(tmp_path / "m.pt")
+    assert torch.equal(found.weight, module.weight)
+    assert any(f"'{entry}'" in note for note in origin.notes) == bool(entry)
+    torch.save({"first": wrap(module), "second": {"ema": module}}, tmp_path / "m.pt")
+    with pytest.raises(UsageError, match="several modules") as caught:
+        module_from_pickle(tmp_path / "m.pt")
+    named = str(caught.value.fix).split("'")[1]
+    assert named == ".".join(filter(None, ["first", entry]))
+    assert torch.equal(module_from_pickle(tmp_path / "m.pt", named)[0].weight, module.weight)

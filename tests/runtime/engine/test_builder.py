@@ -346,6 +346,15 @@ def test_shapes_that_do_not_parse(low: str, high: str | None, reason: str) -> No
         _profiles(*(parse_shapes("--min-shapes", text) for text in (low, low, high)))
 
 
+def test_a_profile_of_another_input_names_those_that_there_are(
+    localattn: Callable[..., Finished], tmp_path: Path
+) -> None:
+    sizes = [part for option in ("min", "opt", "max") for part in (f"--{option}-shapes", "input_ids:1x8")]
+    refused = localattn("build", small_model(), "-o", tmp_path / "m.engine", *RTX, "--plugin", "none", *sizes)
+    assert refused.code == 2
+    assert "There is no input 'input_ids'." in refused.err and "Known: tokens." in refused.err
+
+
 def test_fixed_sizes_take_no_profile(tmp_path: Path) -> None:
     profile = ProfileFacts(input="tokens", min=(1, 64), opt=(1, 64), max=(1, 64))
     with pytest.raises(UsageError, match="fixed"):
