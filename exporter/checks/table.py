@@ -70,7 +70,7 @@ class Check:
         return record.model_copy(update={"name": self.name})
 
 
-def _of_kind(method: Callable[[Any], CheckRecord]) -> Callable[[Any], CheckRecord]:
+def _of_kind(method: Callable[[Any], CheckRecord | None]) -> Callable[[Any], CheckRecord]:
     """Return a function that calls the method of this name of a file's own kind."""
     return methodcaller(method.__name__)
 

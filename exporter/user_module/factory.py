@@ -273,7 +273,7 @@ def _with_states(value: object, depth: int = 0) -> object:
         return dict(value.state_dict())
     if isinstance(value, Mapping) and depth < 4:
         return {name: _with_states(inner, depth + 1) for name, inner in value.items()}
-    if type(value) in (list, tuple) and depth < 4:
+    if isinstance(value, list | tuple) and type(value) in (list, tuple) and depth < 4:
         return [_with_states(inner, depth + 1) for inner in value]
     return value
 

@@ -77,7 +77,11 @@ class Rounding:
         known = {path: x for path, x in matrices.items() if _fits(calibration, path, x)}
         four: dict[str, Blocks] = {}
         for moments in calibration.moments(list(known)):
-            four |= {path: round_for_inputs(_floats(known[path]), second, _NARROW) for path, second in moments.items()}
+            four |= {
+                path: round_for_inputs(_floats(known[path]), second, _NARROW)
+                for path, second in moments.items()
+                if bool(second.isfinite().all())
+            }
         rounded = {
             path: Rounded(blocks, round_in_blocks(_floats(known[path]), _WIDE))
             for path, blocks in four.items()
@@ -154,7 +158,7 @@ def _stored(model: ir.Model, made: Mapping[str, Blocks], name: str, matrix: NDAr
 def _replace(node: ir.Node, matrix: StoredMatrix) -> None:
     """Put a product with a stored matrix in the place of a linear layer."""
     levels = matrix.initializers[0].shape
-    assert levels is not None
+    assert levels is not None and isinstance(levels[-1], int)
     replace_node(
         node,
         OP_TYPE,
@@ -163,7 +167,7 @@ def _replace(node: ir.Node, matrix: StoredMatrix) -> None:
         name=node.name,
         K=matrix.rows,
         N=matrix.columns,
-        bits=int(levels[-1]) * 8 // BLOCK,
+        bits=levels[-1] * 8 // BLOCK,
         block_size=BLOCK,
         accuracy_level=_ACCURACY,
     )

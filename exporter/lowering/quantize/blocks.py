@@ -53,7 +53,7 @@ class Blocks:
     @property
     def nbytes(self) -> float:
         """Bytes that levels, fp32 scales and zero points take when they are packed."""
-        return self.scales.size * (self.levels.shape[-1] * self.bits / 8 + 4 + self.bits / 8)
+        return float(self.scales.size) * (self.levels.shape[-1] * self.bits / 8 + 4 + self.bits / 8)
 
     def matrix(self) -> Floats:
         """Return the rounded matrix, fp32 `[K, N]`."""
@@ -120,7 +120,12 @@ def search_weighted(block: Floats, importance: Floats, bits: int) -> tuple[Float
                 best = found, scales, zeros
             else:
                 less = found < best[0]
-                best = tuple(np.where(less, new, old) for new, old in zip((found, scales, zeros), best, strict=True))
+                errors_now, scales_now, zeros_now = best
+                best = (
+                    np.where(less, found, errors_now),
+                    np.where(less, scales, scales_now),
+                    np.where(less, zeros, zeros_now),
+                )
     assert best is not None
     return best[1], best[2]
 

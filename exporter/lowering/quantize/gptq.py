@@ -36,8 +36,8 @@ def round_for_inputs(matrix: Floats, moments: Tensor, bits: int, block: int = BL
     rows, columns = matrix.shape
     count = -(-rows // block)
     factor = _inverse_factor(moments)
-    importance = moments.diagonal().double()
-    importance = (importance / importance.mean().clamp_min(1e-30) + 1e-6).float().numpy()
+    sizes = moments.diagonal().double()
+    importance = (sizes / sizes.mean().clamp_min(1e-30) + 1e-6).float().numpy()
     left = torch.from_numpy(np.array(matrix, np.float32))
     levels = np.zeros((columns, count, block), np.uint8)
     scales, zeros = np.empty((columns, count), np.float32), np.empty((columns, count), np.uint8)
@@ -73,15 +73,15 @@ def product_error(matrix: Floats, rounded: Floats, moments: Tensor) -> float:
 
 
 def _inverse_factor(moments: Tensor) -> Tensor:
-    """Return the upper Cholesky factor of the inverse, fp32 `[K, K]`; the damping grows until there is one."""
+    """Return the upper Cholesky factor of the inverse, fp32 `[K, K]`; the damping grows where there is none."""
     h = moments.double()
     mean = h.diagonal().mean().clamp_min(torch.finfo(torch.float32).tiny)
-    damping = _DAMPING
-    while True:
+    for damping in (_DAMPING * 10.0**power for power in range(8)):
         damped = h + torch.eye(len(h), dtype=torch.float64) * (damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:
-                return upper.float()
-        damping *= 10
+                factor: Tensor = upper.float()
+                return factor
+    return torch.eye(len(h))  # moments without an inverse: no row corrects another

@@ -68,10 +68,10 @@ def _tables(model: ir.Model) -> Iterator[tuple[Any, list[ir.Node], list[ir.Node]
     A table that anything else reads is left out.
     """
     for value in list(model.graph.initializers.values()):
-        shape = [] if value.shape is None else list(value.shape)
+        shape = [size for size in value.shape or () if isinstance(size, int)]
         if len(shape) != 2 or value.dtype != ir.DataType.FLOAT or value.const_value is None:
             continue
-        if int(shape[0]) * int(shape[1]) < LEAST or int(shape[1]) % _BLOCKS[-1] or value.is_graph_output():
+        if shape[0] * shape[1] < LEAST or shape[1] % _BLOCKS[-1] or value.is_graph_output():
             continue
         gathers, heads, others = [], [], 0
         for node, place in value.uses():

@@ -63,7 +63,7 @@ def quantized(head: str, width: int = 128, extra: bool = False) -> tuple[onnx.Mo
 @pytest.mark.parametrize("width", [128, 64, 96, 192])
 @pytest.mark.parametrize("head", ["turned", "gemm", "own"])
 def test_the_table_is_stored_once_in_8_bits(head: str, width: int) -> None:
-    made, table = quantized(head, width)
+    made, _ = quantized(head, width)
     onnx.checker.check_model(made)
     names = {tensor.name: tensor for tensor in made.graph.initializer}
     assert names["table.levels"].data_type == onnx.TensorProto.UINT8 and "table" not in names
