@@ -91,6 +91,30 @@ def test_step_files(tiny: Path, localattn: Command) -> None:
     assert json.loads(ended.out)["companion"]["passed"] is True
 
 
+def test_demo_says_what_its_export_says(tmp_path: Path, localattn: Command) -> None:
+    made = localattn("demo", "-o", tmp_path / "demo", "--rows", "1", "--length", "0", "--format", "json")
+    agrees(made, True)
+
+
+def test_what_checks_nothing_has_no_verdict(
+    exported: Path, localattn: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file's sidecar can be forged and a time is neither right nor wrong, so neither has a `passed` to go by."""
+    monkeypatch.setattr("localattn.doctor.run_probes.run_probes", lambda probes: [])
+    bench = ("bench", exported, "--runs", "1", "--warmup", "0")
+    for command in (("inspect", exported), bench, ("doctor",)):
+        ended = localattn(*command, "--format", "json")
+        document = json.loads(ended.out)
+        assert ended.code == 0 and not {"passed", "outcomes"} & set(document), (command, ended)
+    sidecar = exported.with_name("m.onnx.json")
+    forged = json.loads(sidecar.read_text())
+    forged["checks"][0]["status"] = "failed"
+    sidecar.write_text(json.dumps(forged))
+    shown = localattn("inspect", exported)
+    assert shown.code == 0 and "FAILED" in shown.out and "1 failed" in shown.out
+    assert "can forge them" in shown.out
+
+
 class Made(Report):
     """A report with given outcomes."""
 
