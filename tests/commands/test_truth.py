@@ -101,7 +101,7 @@ def test_what_checks_nothing_has_no_verdict(
 ) -> None:
     """A file's sidecar can be forged and a time is neither right nor wrong, so neither has a `passed` to go by."""
     monkeypatch.setattr("localattn.doctor.run_probes.run_probes", lambda probes: [])
-    bench = ("bench", exported, "--runs", "1", "--warmup", "0")
+    bench = ("bench", exported, "--iterations", "1", "--duration", "0", "--rounds", "1")
     for command in (("inspect", exported), bench, ("doctor",)):
         ended = localattn(*command, "--format", "json")
         document = json.loads(ended.out)
