@@ -11,7 +11,7 @@ from ..core.storage.mistaken import check_exists
 from ..reports.figures import figure
 from ..reports.table import Table, numbers, texts
 from .parts.console import print_notes, progress, say
-from .parts.options import number_option, seed_option
+from .parts.options import EntryOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
@@ -32,6 +32,7 @@ def bisect(
         typer.Option(help="Configuration. (Default: the sidecar's, else the one beside the checkpoint.)"),
         INPUT,
     ] = None,
+    entry: EntryOption = None,
     seed: Annotated[int, seed_option("Seed of the random inputs.")] = 0,
     load_inputs: Annotated[
         Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
@@ -72,6 +73,7 @@ def bisect(
             rtol=rtol,
             provider=provider,
             plugin=plugin_asked("auto", plugin_library),
+            entry=entry,
         )
         report = run_bisect(request, step)
     print_notes(report.notes)

@@ -13,10 +13,11 @@ from ..core.storage.file_kinds import ONNX
 from ..core.versions import DEFAULT_OPSET, OPSETS
 from .api.exporting import Mode, check_options, export_request
 from .api.exporting import export as export_checkpoint
-from .parts.console import export_document, print_exported, print_json, print_notes, progress, say, suggest
+from .parts.console import export_document, print_exported, print_json, print_notes, progress, say, suggest, warn
 from .parts.export_module import export_users_module, parse_axes, print_module, refuse_options
 from .parts.export_steps import print_step_files, print_step_plan
-from .parts.options import ChecksOption, FormatOption, number_option, size_option
+from .parts.flags import in_flags
+from .parts.options import ChecksOption, EntryOption, FormatOption, number_option, size_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.terminal.help import Hint
 from .parts.terminal.panels import MODULE
@@ -65,6 +66,7 @@ def export(
         typer.Option(help="Configuration (JSON, TOML or YAML). (Default: found beside the checkpoint.)"),
         INPUT,
     ] = None,
+    entry: EntryOption = None,
     golden: Annotated[
         Path | None,
         typer.Option(help="An .npz that localattn.record wrote from your own model: the file must match it."),
@@ -208,6 +210,7 @@ def export(
                 module_input=module_input,
                 load_inputs=load_inputs,
                 allow_pickle=allow_pickle,
+                entry=entry,
                 output=output,
                 dry_run=dry_run,
             )
@@ -222,7 +225,7 @@ def export(
     refuse_options(given, MODULE_ONLY, "a checkpoint alone: name the function that makes your module with --factory")
     if checkpoint is None:
         raise typer.BadParameter("give a checkpoint, or --factory", param_hint="CHECKPOINT")
-    options = {name: values[name] for name in CHECKPOINT_ONLY} | common
+    options = {name: values[name] for name in (*CHECKPOINT_ONLY, "entry")} | common
     options["dynamic"] = None if dynamic is None else axes
     check_options(checkpoint, **options)
     with progress() as step:
@@ -269,6 +272,8 @@ def _print_plan(request: ExportRequest | StepRequest) -> None:
     opened, source = open_request(request)
     axes = dynamic_axes(request, source)
     print_notes(opened.notes)
+    for line in opened.warnings:
+        warn(in_flags(line))
     say(f"Would export {source.title} to {request.output} ({request.dtype}, opset {request.opset}):")
     for spec in dynamic_specs(source, request.dtype, axes):
         say(f"  input   {spec.describe()}")

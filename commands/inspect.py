@@ -11,6 +11,7 @@ from ..core.errors import UsageError
 from ..core.storage.mistaken import check_exists
 from .parts.console import bytes_text, note, print_checks, print_signature, say, say_page, warn
 from .parts.flags import in_flags
+from .parts.options import EntryOption
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
@@ -30,6 +31,7 @@ def inspect(
     config: Annotated[
         Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found beside it.)"), INPUT
     ] = None,
+    entry: EntryOption = None,
     write_config: Annotated[
         bool,
         typer.Option(
@@ -52,6 +54,8 @@ def inspect(
     suffix = file.suffix.lower()
     if write_config and suffix in (".engine", ".onnx"):
         raise typer.BadParameter("it goes with a checkpoint", param_hint="--write-config")
+    if entry is not None and suffix in (".engine", ".onnx"):
+        raise typer.BadParameter("it goes with a checkpoint", param_hint="--entry")
     if suffix == ".engine":
         from ..onnx_graph.windows import windows_of_sidecar
         from ..runtime.engine.inspect import inspect_engine
@@ -72,7 +76,7 @@ def inspect(
         check_exists(file)
         from ..exporter.checkpoint.describe import describe_checkpoint
 
-        description = describe_checkpoint(file, config)
+        description = describe_checkpoint(file, config, entry)
         following: list[object] = ["localattn", "export", file]
         if description["needed"] and not write_config:
             following = ["localattn", "inspect", file]
@@ -81,6 +85,8 @@ def inspect(
             )
         elif config is not None:
             following += ["--config", config]
+        if entry is not None:
+            following += ["--entry", entry]
         show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
         if write_config:
             _write_config(description, file)
@@ -183,7 +189,9 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
         f"{bytes_text(description['bytes'])}"
     )
     for line in description["notes"]:
-        say(f"  note    {line}")
+        say(f"  note    {in_flags(line)}")
+    for line in description["warnings"]:
+        say(f"  WARNING {in_flags(line)}")
     say(f"Class: {description['class'] or 'cannot be told'}   Configuration: {description['config'] or 'none'}")
     for title, entries in (("Given by the weights", "inferred"), ("Configured", "given")):
         if description[entries]:

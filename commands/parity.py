@@ -13,7 +13,7 @@ from ..core.storage.file_kinds import NPZ
 from ..reports.figures import comparison_figure, figures_of
 from ..reports.table import Table, numbers, texts
 from .parts.console import print_checks, print_notes, progress, say, suggest, warn
-from .parts.options import RuntimeOption, number_option, seed_option
+from .parts.options import EntryOption, RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
@@ -49,6 +49,7 @@ def parity(
         typer.Option(help="The checkpoint's configuration. (Default: the sidecar's, else the one beside it.)"),
         INPUT,
     ] = None,
+    entry: EntryOption = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many sets of inputs at the largest size.")] = 3,
     seed: Annotated[int, seed_option("The first seed.")] = 0,
     atol: Annotated[float | None, number_option("Absolute tolerance. (Default: by dtype.)")] = None,
@@ -107,6 +108,7 @@ def parity(
                 against,
                 golden=golden,
                 config=config,
+                entry=entry,
                 seeds=range(seed, seed + seeds),
                 inputs=load_inputs,
                 seq_len=lengths,

@@ -101,7 +101,7 @@ def provider(name: str) -> dict[str, Any]:
         session = ort.InferenceSession(MODEL, options, providers=[name], enable_fallback=0)
     except Exception as error:
         if "fallback to CPU EP" in str(error):
-            raise RuntimeError("it starts and leaves the work to the CPU") from error
+            raise RuntimeError(_why_not_started(ort, name)) from error
         raise
     session.disable_fallback()
     if session.get_providers()[0] != name:
@@ -110,6 +110,26 @@ def provider(name: str) -> dict[str, Any]:
     if not np.allclose(session.run(None, {"x": x})[0], x @ x):
         raise RuntimeError("it computes a wrong product")
     return {"version": ort.__version__, "detail": "starts and computes"}
+
+
+def _why_not_started(ort: Any, name: str) -> str:
+    """Say why the work would fall back on the CPU: the provider did not start, or it starts and takes none of it."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    started = ort.InferenceSession(MODEL, options, providers=[name, "CPUExecutionProvider"]).get_providers()
+    if name in started:
+        return "it starts and leaves the work to the CPU"
+    # onnxruntime only logs what its library lacks; the system's loader says it.
+    library = f"libonnxruntime_providers_{name.removesuffix('ExecutionProvider').lower()}.so"
+    folder = os.path.join(os.path.dirname(ort.__file__), "capi")  # noqa: PTH118, PTH120
+    lacks = ""
+    if os.path.isfile(os.path.join(folder, library)):  # noqa: PTH113, PTH118
+        try:
+            ctypes.CDLL(os.path.join(folder, "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)  # noqa: PTH118
+            ctypes.CDLL(os.path.join(folder, library))  # noqa: PTH118
+        except OSError as error:
+            lacks = f": {error}"
+    return f"it did not start{lacks}"
 
 
 def driver() -> dict[str, Any]:

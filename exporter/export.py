@@ -40,7 +40,9 @@ from .checks.sweep import check_dynamic_memory, check_sweep, rows_of_checkpoint
 from .checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
 from .checks.window import check_window
 from .lowering import functions, trace
+from .lowering.quantize.blocked import Rounding
 from .lowering.quantize.fp8_attention import check_attention, measure, quantize_attention
+from .lowering.quantize.on_text import rounding_on_text
 from .lowering.quantize.weights import check_weights, quantize_weights, spans_tokens
 from .models.family import TORCH_DTYPE, ShapeRequest
 from .source.dynamic_axes import check_axes, dimensions, dynamic_specs
@@ -71,6 +73,7 @@ class ExportRequest(FileOptions):
         dynamic: the dynamic axes, of "batch" and "seq"; the sequence length is then the longest one. None: the
             family's default, for most families no dynamic axes.
         task: what a model in a folder is for; None for what it was saved for.
+        entry: the set of weights to read, where the checkpoint holds several; None chooses.
     """
 
     checkpoint: Path
@@ -82,6 +85,7 @@ class ExportRequest(FileOptions):
     attention: str | None = None
     dynamic: tuple[str, ...] | None = None
     task: str | None = None
+    entry: str | None = None
 
     @property
     def inputs(self) -> list[Path]:
@@ -154,7 +158,9 @@ def open_request(
     trace.check_opset(request.opset)
     check_outputs([Output(request.output, ONNX)], inputs=request.inputs, overwrite=request.overwrite)
     if opened is None:
-        opened = open_checkpoint(request.checkpoint, request.config, task=request.task, shapes=request.shapes)
+        opened = open_checkpoint(
+            request.checkpoint, request.config, task=request.task, shapes=request.shapes, entry=request.entry
+        )
     source = opened.source(request.shapes)
     axes = dynamic_axes(request, source)
     check_axes(source, axes)
@@ -214,19 +220,21 @@ def export(
         if request.attention is not None:
             progress("Measuring attention")
             model = quantize_attention(model, measure(source, model))
+        rounding = rounding_on_text(request.weights, source, request.checkpoint)
         if request.weights is not None:
             progress("Quantizing")
-            model = quantize_weights(model, request.weights)
+            model = quantize_weights(model, request.weights, rounding)
         form = written_form(model, trace.attention_nodes(model), request)
         part = Part(
             request.output,
             form,
-            checked=lambda staged: _CheckpointFile(staged, source, request, form, golden, progress),
+            checked=lambda staged: _CheckpointFile(staged, source, request, form, golden, progress, rounding),
             describe=lambda checks: model_facts(request, opened, source, checks),
         )
         (sidecar,) = finish_export([part], folder, request, progress, mapped=request.checkpoint)
         copied = copy_companions(beside, request.output, folder)
-    return ExportReport(request.output, sidecar, opened.notes, copied=copied, doubts=tuple(opened.warnings))
+    notes = [*opened.notes, *([] if rounding is None else rounding.notes)]
+    return ExportReport(request.output, sidecar, notes, copied=copied, doubts=tuple(opened.warnings))
 
 
 def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]:
@@ -254,8 +262,10 @@ class _CheckpointFile(SequenceFile):
         form: WrittenForm,
         golden: Golden | None,
         progress: Progress,
+        rounding: Rounding | None,
     ) -> None:
         super().__init__(path, request, progress, form.nodes)
+        self._rounding = rounding
         self._source, self._request, self.golden = source, request, golden
         self._tolerance = request.tolerance(request.precision)
         self._first_run: dict[str, dict[str, Any]] = {}
@@ -306,7 +316,9 @@ class _CheckpointFile(SequenceFile):
         request, source = self._request, self._source
         if request.dynamic:
             return check_dynamic_memory(self.nodes, source, request.dynamic)
-        return check_quadratic_memory(self.nodes, source, lambda taken: _retrace(request, source, taken))
+        return check_quadratic_memory(
+            self.nodes, source, lambda taken: _retrace(request, source, taken, self._rounding)
+        )
 
     def integers(self) -> CheckRecord:
         request, source = self._request, self._source
@@ -315,7 +327,9 @@ class _CheckpointFile(SequenceFile):
         return check_wide_integers(self.model, self.path.parent, limits, sizes)
 
 
-def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple[set[int], dict[str, Shape]]:
+def _retrace(
+    request: ExportRequest, source: SourceModel, taken: Taken, rounding: Rounding | None
+) -> tuple[set[int], dict[str, Shape]]:
     """Trace the model at a shorter length, and return that length, also as it is padded, and the shapes by name."""
     length, window = source.shapes.seq_len, source.window_size
     step = 1 if getattr(source.args, "autopad", True) else window
@@ -329,7 +343,7 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
     if request.attention is not None:  # so that tensors have the same names
         model = quantize_attention(model, {})
     if request.weights is not None:
-        model = quantize_weights(model, request.weights)
+        model = quantize_weights(model, request.weights, rounding)
     return with_padding(other), graph_shapes(message(model))
 
 
@@ -355,7 +369,8 @@ def model_facts(
         "dtype": request.dtype,
         "options": ({"causal": True} if source.shapes.causal else {})
         | ({} if request.weights is None else {"weights": request.weights})
-        | ({} if request.attention is None else {"attention": request.attention}),
+        | ({} if request.attention is None else {"attention": request.attention})
+        | ({} if request.entry is None else {"entry": request.entry}),
         "checkpoint_sha256": opened.loaded.sha256,
         "checkpoint_name": request.checkpoint.name,
         "unproven": [] if proven_by_golden(checks) else list(source.not_in_weights),

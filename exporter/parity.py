@@ -84,7 +84,10 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
     sidecar, known, notes = candidate.sidecar, None, []
     if sidecar is not None:
         known = RawConfig(sidecar.class_name, sidecar.kwargs, sidecar.hyper_connections, "the sidecar")
-    opened = open_checkpoint(request.against, request.config, known=known)
+    entry = request.entry
+    if entry is None and sidecar is not None and request.against.name == sidecar.checkpoint_name:
+        entry = sidecar.options.get("entry")
+    opened = open_checkpoint(request.against, request.config, known=known, entry=entry)
     if sidecar is not None and sidecar.checkpoint_sha256 != opened.loaded.sha256:
         notes.append(f"{request.against} is not the checkpoint {request.model} was exported from")
     inputs = {spec.name: spec for spec in candidate.signature}

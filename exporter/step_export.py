@@ -33,6 +33,7 @@ from .checks.judged import Judged, tokens_of
 from .checks.steps import check_step_parity, step_runner
 from .checks.wide_integers import check_wide_integers
 from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, model_facts
+from .lowering.quantize.on_text import rounding_on_text
 from .lowering.quantize.weights import quantize_weights
 from .lowering.trace import check_opset, step_nodes, trace_step
 from .source.step_source import StepSource, largest_chunk
@@ -76,7 +77,9 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
                 why="A step file takes a fixed number of tokens a call, and any number of calls.",
                 fix=f"Leave {argument(option)} out.",
             )
-    opened = open_checkpoint(asked.checkpoint, asked.config, task=asked.task, shapes=asked.shapes, steps=True)
+    opened = open_checkpoint(
+        asked.checkpoint, asked.config, task=asked.task, shapes=asked.shapes, steps=True, entry=asked.entry
+    )
     opened = opened.for_steps(asked.shapes)
     # Any length the class accepts, because the files do not depend on it.
     some_length = getattr(opened.resolved.args, "window_size", 1)
@@ -121,11 +124,12 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
         golden, sessions = _golden(asked, files), dict[int, _StepFile]()
         prefill = next((path.name for path in files if path != asked.output), None)
         parts = []
+        rounding = rounding_on_text(asked.weights, files[asked.output].source, asked.checkpoint)
         for path, source in files.items():
             progress(f"Tracing the model, {source.chunk} token(s) a call")
             model = trace_step(source, asked.dtype, asked.opset)
             if asked.weights is not None:
-                model = quantize_weights(model, asked.weights)
+                model = quantize_weights(model, asked.weights, rounding)
             form = written_form(model, step_nodes(model), asked)
             mode: Mode = request.mode if path == asked.output else "prefill"
             facts = source.facts(asked.dtype, mode=mode, prefill=prefill if path == asked.output else None)
@@ -136,7 +140,8 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
             parts.append(Part(path, form, checked=checked, describe=describe))
         sidecar, *others = finish_export(parts, folder, asked, progress)
         copied = copy_companions(beside, asked.output, folder)
-    reports = [ExportReport(asked.output, sidecar, opened.notes, copied=copied, doubts=tuple(opened.warnings))]
+    notes = [*opened.notes, *([] if rounding is None else rounding.notes)]
+    reports = [ExportReport(asked.output, sidecar, notes, copied=copied, doubts=tuple(opened.warnings))]
     return reports + [ExportReport(part.path, other, []) for part, other in zip(parts[1:], others, strict=True)]
 
 

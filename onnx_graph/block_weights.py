@@ -1,4 +1,4 @@
-"""Matrices in blocks of 4 bits, as onnxruntime's MatMulNBits stores them, and the same in standard operators.
+"""Matrices in blocks of 4 or 8 bits, as onnxruntime's MatMulNBits stores them, and the same in standard operators.
 
     MatMulNBits(x, levels, scales, zeros)  =  MatMul(x, DequantizeLinear(levels, scales, zeros))
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DOMAIN, OP_TYPE = "com.microsoft", "MatMulNBits"
 BITS = 4
+_WIDE = 8
 # The first opset whose DequantizeLinear takes blocks of 4 bits.
 OPSET = 21
 _INPUTS = 4
@@ -42,7 +43,7 @@ def unpacked(pairs: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
 
 
 def in_standard_operators(model: Any) -> None:
-    """Replace each MatMulNBits of an `onnx_ir.Model` with constant blocks of 4 bits, in place.
+    """Replace each MatMulNBits of an `onnx_ir.Model` with constant blocks of 4 or 8 bits, in place.
 
     Others stay: of other widths, with an order of rows, or in a model whose opset has no such blocks.
     """
@@ -74,7 +75,7 @@ def _is_plain(node: Any) -> bool:
     return (
         len(node.inputs) == len(constant) == _INPUTS
         and all(value.is_initializer() and value.const_value is not None for value in constant[1:])
-        and node.attributes["bits"].as_int() == BITS
+        and node.attributes["bits"].as_int() in (BITS, _WIDE)
     )
 
 
@@ -86,11 +87,15 @@ def _initializers(graph: Any, node: Any) -> list[Any]:
     rows, columns, size = (node.attributes[name].as_int() for name in ("K", "N", "block_size"))
     count = -(-rows // size)
     pairs, scales, zeros = (value.const_value.numpy() for value in node.inputs[1:])
-    levels = unpacked(pairs.reshape(columns, count, -1), size).reshape(columns, -1)[:, :rows]
+    wide = node.attributes["bits"].as_int() == _WIDE
+    kind = ir.DataType.UINT8 if wide else ir.DataType.UINT4
+    levels, zeros = pairs.reshape(columns, count, -1), zeros.reshape(columns, -1)
+    if not wide:
+        levels, zeros = unpacked(levels, size), unpacked(zeros, count)
     arrays = (
-        (levels, ir.DataType.UINT4),
+        (levels.reshape(columns, -1)[:, :rows], kind),
         (scales.reshape(columns, count), None),
-        (unpacked(zeros.reshape(columns, -1), count), ir.DataType.UINT4),
+        (zeros, kind),
     )
     return [
         add_constant(graph, f"{given.name}.by_row", np.ascontiguousarray(array.T), dtype)

@@ -24,6 +24,7 @@ def parity(
     *,
     golden: str | Path | None = None,
     config: str | Path | None = None,
+    entry: str | None = None,
     seeds: Sequence[int] = (0, 1, 2),
     inputs: str | Path | None = None,
     seq_len: Sequence[int] = (),
@@ -45,6 +46,7 @@ def parity(
         against: the checkpoint, whose float64 reference needs PyTorch; or another exported file, which does not.
         golden: an .npz that `record` wrote: what your own model computed.
         config: the checkpoint's configuration; by default the sidecar's, else the one beside it.
+        entry: the set of weights, where the checkpoint holds several; by default the one that was exported.
         seeds: each gives one set of inputs at the largest size: text, or random ones.
         inputs: an .npz of inputs instead.
         seq_len: lengths to compare at, for a dynamic axis; by default around the window.
@@ -89,6 +91,7 @@ def parity(
         runtime=runtime,
         causal=causal,
         keep_reference=save_outputs is not None,
+        entry=entry,
     )
     report = _comparison(request, progress)(request, progress)
     report.save(as_path(save_inputs), as_path(save_outputs), overwrite=overwrite)

@@ -30,6 +30,7 @@ def export(
     output: str | Path | None = None,
     *,
     config: str | Path | None = None,
+    entry: str | None = None,
     golden: str | Path | None = None,
     mode: Mode = "full",
     chunk: int | None = None,
@@ -67,6 +68,8 @@ def export(
         output: the ONNX file; by default the checkpoint's name with .onnx, or _step.onnx, and model.onnx in a folder of
             Hugging Face.
         config: the configuration; by default the one beside the checkpoint.
+        entry: which weights to read where the checkpoint holds several sets, "state_dict_ema" for example; by default
+            the trained ones.
         golden: an .npz that `record` wrote, which proves the configuration.
         mode: "full" takes whole sequences, "step" a token a call, "prefill" chunks of a prompt.
         chunk: tokens a call of the file for prompts; by default 64 or fewer.
@@ -205,11 +208,14 @@ def export_request(
 
 def _default_output(checkpoint: Path, suffix: str) -> Path:
     """Return a name after the checkpoint's, or for a model with a tokenizer one in its folder."""
-    from ...exporter.models.registry import detect_folder
+    from ...exporter.models.registry import find_folder
 
     if not checkpoint.is_dir():
-        return checkpoint.with_name(checkpoint.stem + suffix)
-    form = detect_folder(checkpoint)
+        stem = (
+            checkpoint.name.removesuffix(".index.json") if checkpoint.name.endswith(".index.json") else checkpoint.name
+        )
+        return checkpoint.with_name(Path(stem).stem + suffix)
+    form = find_folder(checkpoint)
     if form is not None and form.companions:
         return checkpoint / f"model{suffix}"
     return checkpoint.with_name(checkpoint.name + suffix)

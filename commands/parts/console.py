@@ -131,7 +131,7 @@ def note(text: str) -> None:
 def print_notes(notes: Iterable[str]) -> None:
     """Print the notes of a report, on stderr."""
     for line in notes:
-        note(f"Note: {line}")
+        note(f"Note: {in_flags(line)}")
 
 
 def warn(text: str) -> None:
@@ -292,12 +292,12 @@ def print_exported(report: ExportReport, details: Sequence[str] = ()) -> None:
 def print_warnings(report: Report) -> None:
     """Print what a report does not prove."""
     for line in report.warnings:
-        warn(line)
+        warn(in_flags(line))
 
 
 def export_document(report: ExportReport) -> dict[str, Any]:
     """Return the document that `--format json` prints for an export."""
-    remarks = {"notes": report.notes, "warnings": report.warnings}
+    remarks = {"notes": [*map(in_flags, report.notes)], "warnings": [*map(in_flags, report.warnings)]}
     verdict = {"passed": report.passed, "outcomes": report.outcomes}
     return {"model": str(report.path), **verdict, **remarks, **report.sidecar.to_dict()}
 

@@ -48,6 +48,7 @@ def export_users_module(
     module_input: Sequence[str] | None,
     load_inputs: Path | None,
     allow_pickle: bool,
+    entry: str | None,
     output: Path | None,
     dry_run: bool,
 ) -> tuple[Path, ExportReport | ReplacementReport]:
@@ -64,6 +65,7 @@ def export_users_module(
         module_input: one `name:dtype:[shape]` each.
         load_inputs: an .npz of inputs instead.
         allow_pickle: whether code in the checkpoint may run.
+        entry: which weights to read where the checkpoint holds several sets; None chooses.
         output: the file to write; None for a name after the weights, or the function.
         dry_run: whether to stop before the export.
     """
@@ -83,10 +85,10 @@ def export_users_module(
         )
     step("Making the module")
     if factory is not None:
-        module, origin = module_from_factory(factory, factory_args, weights, allow_pickle=allow_pickle)
+        module, origin = module_from_factory(factory, factory_args, weights, allow_pickle=allow_pickle, entry=entry)
     else:
         assert weights is not None
-        module, origin = module_from_pickle(weights)
+        module, origin = module_from_pickle(weights, entry)
     inputs: Inputs = load_arrays(load_inputs) if load_inputs is not None else module_input or []
     if output is None:
         output = _named_after(weights, factory)

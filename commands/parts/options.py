@@ -17,6 +17,14 @@ RuntimeOption = Annotated[
     str,
     typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino, in fp32; openvino:bf16 is faster."),
 ]
+EntryOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Which weights to read of a checkpoint that holds several sets: state_dict_ema, callbacks.EMA.state, or a "
+        "prefix of names. inspect lists them. (Default: the trained ones.)",
+    ),
+]
 ProviderOption = Annotated[
     str,
     typer.Option(

@@ -55,7 +55,8 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     file = OnnxFile.read(find_model(path))
     session = load(file, provider="cpu", plugin="none", verify=False)  # an altered file is what bisect looks for
     candidate = SessionRunner(session, file, facts)
-    source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), candidate)
+    asked = ParityRequest(path, request.checkpoint, config=request.config, entry=request.entry)
+    source, notes = source_of_file(asked, candidate)
     dtype, axes = candidate.dtype, dynamic_axes(candidate)
     if axes:
         source = source.resized(dynamic_length=SEQUENCE in axes)

@@ -24,6 +24,7 @@ class BisectRequest:
         rtol: relative tolerance instead of the dtype's.
         provider: where to run the file.
         plugin: the plugin library that an engine was built with, as `runtime.session.load` takes it.
+        entry: the set of weights to compare with, where the checkpoint holds several; by default the sidecar's.
     """
 
     model: Path
@@ -35,6 +36,7 @@ class BisectRequest:
     rtol: float | None = None
     provider: str = "auto"
     plugin: str = "auto"
+    entry: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,27 +7,33 @@ from typing import Any
 
 from ...core.error_texts import shown
 from ...core.errors import UsageError
-from ..models.registry import CLASSES, detect_folder
+from ..models.registry import CLASSES, find_folder
 from .config import load_config
+from .folders import is_index
 from .infer_config import Gathered, Resolved, gather, infer_config
-from .load import LoadedCheckpoint, find_config, load_state
+from .load import LoadedCheckpoint, find_config, load_state, with_tied
 from .open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .traceless import config_template, template_path
 
 
-def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any]:
+def describe_checkpoint(path: Path, config: Path | None = None, entry: str | None = None) -> dict[str, Any]:
     """Describe a checkpoint in JSON types, even if its configuration is incomplete.
+
+    Args:
+        path: the checkpoint.
+        config: its configuration file; by default the one beside it, if there is one.
+        entry: the set of weights to describe, where a file holds several; None chooses.
 
     Raises:
         UsageError: the checkpoint or its configuration cannot be read.
     """
-    if path.is_dir() and detect_folder(path):
-        return _of_folder(open_checkpoint(path, config))
-    loaded = load_state(path)
+    if path.is_dir() and find_folder(path) is not None:
+        return _of_folder(open_checkpoint(path, config, entry=entry))
+    loaded = with_tied(load_state(path, entry=entry))
     found = find_config(path, config)
     raw = load_config(found) if found is not None else None
     description: dict[str, Any] = {
-        **_of_tensors(loaded, path.stat().st_size),
+        **_of_tensors(loaded, _size(path)),
         "config": str(found) if found is not None else None,
         "class": raw.class_name if raw is not None else None,
         "given": _entries(raw.kwargs, found.name if found is not None else "") if raw is not None else {},
@@ -63,6 +69,7 @@ def _of_folder(opened: OpenedCheckpoint) -> dict[str, Any]:
         "config": str(path),
         "class": resolved.class_name,
         "given": _entries(resolved.args.model_dump(mode="json"), path.name),
+        "warnings": list(opened.warnings),
         **_of_windows(resolved),
     }
 
@@ -74,7 +81,10 @@ def _of_tensors(loaded: LoadedCheckpoint, size: int) -> dict[str, Any]:
         "bytes": size,
         "tensors": len(loaded.state),
         "parameters": sum(tensor.numel() for tensor in loaded.state.values()),
+        "entry": loaded.entry,
+        "other_weights": loaded.others,
         "notes": loaded.notes,
+        "warnings": loaded.warnings,
         "inferred": {},
         "missing": [],
         "unexpected": [],
@@ -83,6 +93,13 @@ def _of_tensors(loaded: LoadedCheckpoint, size: int) -> dict[str, Any]:
         "template": None,
         "save_as": "",
     }
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a checkpoint's files."""
+    folder = path if path.is_dir() else path.parent if is_index(path) else None
+    files = [path] if folder is None else [file for file in folder.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def _of_windows(resolved: Resolved) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the plain state dict.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import logging
 import re
 import warnings
@@ -16,22 +17,28 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 
 from ...core.error_texts import first_line
 from ...core.errors import MissingDependency, UsageError
-from ...core.storage.file_kinds import configs_beside
+from ...core.storage.file_kinds import CONFIG_SUFFIXES, configs_beside
 from ...core.storage.files import sha256
 from ...core.storage.mistaken import refuse_mistaken
 from ...core.storage.nesting import check_nesting
 from ...core.storage.reading import check_plain, open_plain
 from ...core.storage.unchanged import Unchanged, unchanged
 from .documents import read_json
+from .folders import is_index, read_folder, refuse_shard
+from .foreign_files import archive_error, refuse_foreign
+from .pickled_objects import object_error
 from .settings import ENTRIES as SETTINGS
-from .tensors import SAVE_STATE_DICT, conversions, foreign_numbers, not_finite, plain_tensor
+from .sharded_training import NEEDS_DTENSOR, gathered, know_dtensors, quiet_meshes, refuse_parts
+from .tensors import SAVE_STATE_DICT, conversions, foreign_numbers, not_finite, plain_tensor, refuse_quantized
 from .unwrap import unwrap
+from .weight_sets import told
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +48,7 @@ _NOT_A_CHECKPOINT = "A checkpoint is a torch file (.pt, .pth, .bin) or a .safete
 # The safetensors element types that are real numbers of 8 bits or more, without scales of other formats (E8M0).
 _REAL = re.compile(r"F64|F32|F16|BF16|F8_E[45]M[23](?:FNUZ)?|BOOL|[IU](?:8|16|32|64)")
 _LONGEST_SETTINGS = 256 << 10
+_ENOUGH = 512  # bytes that tell what a file is
 _BLOCK = 1 << 20
 
 # In torch's message for a file with an object that is not a tensor.
@@ -57,6 +65,10 @@ class LoadedCheckpoint:
         path: path of the file.
         notes: what was chosen, dropped, converted or looks wrong, one line each.
         settings: settings that the training script saved with them, by entry; `settings.read_settings` reads them.
+        entry: the entry of the file that was read; "" for the file itself.
+        warnings: choices between several sets of weights that nobody made, one line each.
+        others: every other set of weights in the file, as `inspect` lists them.
+        tied: names that the file leaves out because they share the tensor of another name, each with that name.
         files: the files as they were when they were read; None for a live model.
     """
 
@@ -65,45 +77,139 @@ class LoadedCheckpoint:
     path: Path
     notes: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
+    entry: str = ""
+    warnings: list[str] = field(default_factory=list)
+    others: list[dict[str, Any]] = field(default_factory=list)
+    tied: dict[str, str] = field(default_factory=dict)
     files: Unchanged | None = None
 
 
-def load_state(path: Path, roots: Collection[str] | None = None) -> LoadedCheckpoint:
+def load_state(
+    path: Path, roots: Collection[str] | None = None, entry: str | None = None, empty: Collection[str] = ()
+) -> LoadedCheckpoint:
     """Read the state dict of a checkpoint, from the first entry that holds weights in the order that `unwrap` states.
 
     Args:
-        path: a file of `torch.save` (zip or legacy) or of safetensors.
+        path: a file of `torch.save` (zip or legacy) or of safetensors; or a folder, or an index, of several of them.
         roots: first parts of the model's own tensor names, if it is none of the supported classes.
+        entry: the set of weights to read, where the file holds several; None chooses.
+        empty: names of tensors that have no elements in the model either.
 
     Raises:
-        UsageError: no such file, a folder, an empty, cut or foreign file, pickled objects, or no tensors.
+        UsageError: no such file or entry, a folder of another kind, an empty, cut or foreign file, pickled objects, or
+            no tensors.
         MissingDependency: safetensors is not installed.
     """
+    if path.is_dir() or is_index(path):
+        contents = read_folder(path, _read_file)
+        with unchanged(contents.files) as files:
+            digest = hashlib.sha256("".join(sha256(file) for file in contents.files).encode()).hexdigest()
+            size = sum(file.stat().st_size for file in contents.files)
+            read = read_state(contents.loaded, path, contents.notes, roots, entry, empty, contents.tied, digest, size)
+        return replace(read, files=files)
+    refuse_shard(path)
     with unchanged([path]) as files:
-        return replace(_load_state(path, roots), files=files)
+        notes: list[str] = []
+        loaded, tied = _read_file(path, notes)
+        return replace(read_state(loaded, path, notes, roots, entry, empty, tied), files=files)
 
 
-def _load_state(path: Path, roots: Collection[str] | None) -> LoadedCheckpoint:
-    kind = _sniffed(path)
-    notes: list[str] = []
-    if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):
-        notes.append(f"{path.name} is a {kind} file, whatever its name says")
-    loaded = _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind == "torch zip", notes)
-    state, settings = unwrap(loaded, path, notes, roots)
-    file_size = path.stat().st_size
+def read_state(
+    loaded: object,
+    path: Path,
+    notes: list[str],
+    roots: Collection[str] | None = None,
+    entry: str | None = None,
+    empty: Collection[str] = (),
+    tied: Mapping[str, str] = MappingProxyType({}),
+    digest: str | None = None,
+    size: int | None = None,
+) -> LoadedCheckpoint:
+    """Find the state dict in what a checkpoint holds, and convert its tensors to plain ones.
+
+    Args:
+        loaded: what it holds.
+        path: the checkpoint.
+        notes: notes on how it was read.
+        roots: as of `load_state`.
+        entry: as of `load_state`.
+        empty: as of `load_state`.
+        tied: names that were left out because they share the tensor of another name, each with that name.
+        digest: its SHA-256; by default that of the file.
+        size: bytes of its files; by default that of the file.
+
+    Raises:
+        UsageError: there are no tensors, or some are not plain, or parts of one device.
+    """
+    found = unwrap(loaded, path, notes, roots, entry)
+    state = found.state
+    further, warnings = told(found.others, path, found.entry, asked=entry is not None)
+    notes += further
+    refuse_parts(state, path, loaded, empty)
+    refuse_quantized(state, path)
+    file_size = path.stat().st_size if size is None else size
     converted = {name: plain_tensor(name, tensor, file_size) for name, tensor in state.items()}
     notes += conversions(state)
     spoilt = not_finite(converted.items())
     if spoilt:
         notes.insert(0, f"weights are NaN or infinite: {spoilt}")
-    _log.info("%s: %s with %d tensors", path, kind, len(converted))
-    return LoadedCheckpoint(converted, sha256(path), path, notes, settings)
+    _log.info("%s: %d tensors", path, len(converted))
+    others = [
+        {
+            "entry": other.entry,
+            "tensors": len(other.state),
+            "parameters": sum(tensor.numel() for tensor in other.state.values()),
+            "same_model": other.same_model,
+            "equal": other.equal,
+        }
+        for other in found.others
+    ]
+    digest = sha256(path) if digest is None else digest
+    return LoadedCheckpoint(
+        converted, digest, path, notes, found.settings, found.entry, warnings, others, _own_names(tied, state)
+    )
+
+
+def with_tied(loaded: LoadedCheckpoint) -> LoadedCheckpoint:
+    """Return a checkpoint with the tensors that it leaves out since they are others of it, as its metadata says."""
+    named = {name: other for name, other in loaded.tied.items() if other in loaded.state and name not in loaded.state}
+    if not named:
+        return loaded
+    pairs = ", ".join(f"{name} is {other}" for name, other in [*named.items()][:3])
+    state = loaded.state | {name: loaded.state[other] for name, other in named.items()}
+    return replace(loaded, state=state, notes=[*loaded.notes, f"shared tensors are in the file once: {pairs}"])
+
+
+def _own_names(tied: Mapping[str, str], state: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the names that were left out without the prefixes that were removed from the others."""
+    own = {}
+    for name, other in tied.items():
+        starts = [0, *(place + 1 for place, letter in enumerate(other) if letter == ".")]
+        start = next((at for at in starts if other[at:] in state and name[:at] == other[:at]), None)
+        if start is not None:
+            own[name[start:]] = other[start:]
+    return own
+
+
+def _read_file(path: Path, notes: list[str]) -> tuple[object, dict[str, str]]:
+    """Read one file, and return what it holds and the names that share a tensor with another name.
+
+    Raises:
+        UsageError: it is no checkpoint, or cannot be read.
+    """
+    kind = _sniffed(path)
+    if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):
+        notes.append(f"{path.name} is a {kind} file, whatever its name says")
+    if kind == "safetensors":
+        return _read_safetensors(path)
+    return _read_torch(path, kind == "torch zip", notes), {}
 
 
 def find_config(path: Path, explicit: Path | None = None) -> Path | None:
     """Find the config of a checkpoint: the explicit one, or else one beside it.
 
-    Beside it means `<same stem>` then `config`, each as .json, .toml, .yaml or .yml, in this order.
+    Beside it means `<same stem>` then `config`, each as .json, .toml, .yaml or .yml, in this order; of a folder,
+    config and model inside it come first.
 
     Raises:
         UsageError: the explicit config does not exist.
@@ -113,7 +219,10 @@ def find_config(path: Path, explicit: Path | None = None) -> Path | None:
         if not explicit.is_file():
             raise UsageError(f"There is no config at {explicit}.", fix="Check the path.")
         return explicit
-    return next((candidate for candidate in configs_beside(path) if candidate.is_file()), None)
+    inside = [path / f"{stem}{suffix}" for stem in ("config", "model") for suffix in CONFIG_SUFFIXES]
+    stem = path.with_name(path.name.partition(".")[0]) if is_index(path) else path
+    candidates = [*(inside if path.is_dir() else ()), *configs_beside(stem)]
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
@@ -126,7 +235,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
         raise UsageError(f"{path} is a folder.", why=_NOT_A_CHECKPOINT, fix="Give the file inside it.")
     try:
         with open_plain(path) as stream:
-            start = stream.read(_SAFETENSORS_START + 1)
+            start = stream.read(_ENOUGH)
         size = path.stat().st_size
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
@@ -135,8 +244,9 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     if start.startswith(b"PK"):
         return "torch zip"
     refuse_mistaken(path)
+    refuse_foreign(path, start)
     header = int.from_bytes(start[:_SAFETENSORS_START], "little")
-    has_header = start[_SAFETENSORS_START:] == b"{" and header <= size - _SAFETENSORS_START
+    has_header = start[_SAFETENSORS_START : _SAFETENSORS_START + 1] == b"{" and header <= size - _SAFETENSORS_START
     if has_header or (path.suffix.lower() == ".safetensors" and not start.startswith(b"\x80\x02\x8a")):
         return "safetensors"
     if start.startswith(b"\x80"):  # every pickle since protocol 2
@@ -148,8 +258,8 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     )
 
 
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    """Read the tensors by name, and the settings among the metadata."""
+def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read the tensors by name, with the settings among the metadata; and the names that `save_model` left out."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -161,7 +271,9 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
                 dtype = stream.get_slice(name).get_dtype()
                 if not _REAL.fullmatch(dtype):
                     raise foreign_numbers(name, dtype)
-            return _settings_of(stream.metadata() or {}) | {name: stream.get_tensor(name) for name in names}
+            metadata, held = stream.metadata() or {}, set(names)
+            tied = {name: other for name, other in metadata.items() if other in held and name not in held}
+            return _settings_of(metadata) | {name: stream.get_tensor(name) for name in names}, tied
     except (SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
         raise _damaged(path, error) from error
 
@@ -184,22 +296,35 @@ def _read_torch(path: Path, is_zip: bool, notes: list[str]) -> object:
         _check_zip(path, notes)
     # torch.load trusts a path's suffix; given a stream it looks at the bytes, but cannot map them.
     by_path = is_zip and path.suffix.lower() != ".safetensors"
-    try:
+
+    def load() -> object:
         with path.open("rb") as stream, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it warns about, it then refuses
             # A Namespace is built from plain data without running any of it; only its attributes are read.
             with torch.serialization.safe_globals([argparse.Namespace]):
                 return torch.load(path if by_path else stream, map_location="cpu", weights_only=True, mmap=by_path)
+
     # The file controls what the unpickler does, so it can fail in any way.
-    except Exception as error:
-        found = _OBJECT.search(str(error))
-        if found is None:
-            raise _damaged(path, error) from error
-        raise UsageError(
-            f"{path} holds Python objects ({found[1] or 'a TorchScript program'}), not only tensors.",
-            why="Opening them would run code from the file; this package never does.",
-            fix=SAVE_STATE_DICT,
-        ) from error
+    with quiet_meshes():
+        try:
+            return gathered(load(), path)
+        except UsageError:
+            raise
+        except Exception as error:
+            if NEEDS_DTENSOR not in str(error):
+                raise _not_read(path, error) from error
+        know_dtensors()
+        try:
+            loaded = load()
+        except Exception as error:
+            raise _not_read(path, error) from error
+        return gathered(loaded, path)
+
+
+def _not_read(path: Path, error: Exception) -> UsageError:
+    """Return the error for a file that `torch.load` refuses to read as plain data."""
+    found = _OBJECT.search(str(error))
+    return _damaged(path, error) if found is None else object_error(path, found[1] or "")
 
 
 def _check_zip(path: Path, notes: list[str]) -> None:
@@ -210,8 +335,9 @@ def _check_zip(path: Path, notes: list[str]) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            if not any(member.filename.endswith("data.pkl") for member in members):
-                raise UsageError(f"{path} is a zip file without tensors.", why=_NOT_A_CHECKPOINT)
+            foreign = archive_error(path, archive)
+            if foreign is not None:
+                raise foreign
             if any(member.compress_type != zipfile.ZIP_STORED for member in members):
                 raise UsageError(
                     f"{path} is a compressed zip.", why="torch.save never compresses.", fix=SAVE_STATE_DICT

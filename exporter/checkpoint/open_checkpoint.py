@@ -19,12 +19,12 @@ from ...core.storage.mistaken import check_exists
 from ...core.storage.reading import check_plain
 from ...core.storage.unchanged import Unchanged, unchanged
 from ..models.family import FolderContents, FolderForm, ShapeRequest
-from ..models.registry import CLASSES, detect_family, detect_folder, read_live
+from ..models.registry import CLASSES, detect_family, find_folder, read_live
 from ..source.source_model import SourceModel
 from ..source.upstream_class import upstream_module
 from .config import RawConfig, adds_residual_only, load_config
 from .infer_config import Resolved, gather, infer_config
-from .load import LoadedCheckpoint, find_config, load_state
+from .load import LoadedCheckpoint, find_config, load_state, with_tied
 from .tensors import check_finite
 
 _log = logging.getLogger(__name__)
@@ -115,6 +115,7 @@ def open_checkpoint(
     shapes: ShapeRequest | None = None,
     *,
     steps: bool = False,
+    entry: str | None = None,
 ) -> OpenedCheckpoint:
     """Load a checkpoint and complete its configuration.
 
@@ -126,22 +127,27 @@ def open_checkpoint(
         shapes: of an export, whose heads replace the configuration's; sizes that a model in a folder does not have are
             refused before its weights are read.
         steps: whether that export is in steps.
+        entry: the set of weights to read, where a file holds several; None chooses.
 
     Raises:
         UsageError: a file that is broken, a configuration that does not fit the weights, or sizes that do not fit it.
         MissingDependency: a package that the checkpoint's format needs is not installed.
     """
-    if path.is_dir() and (form := detect_folder(path)) is not None:
+    if path.is_dir() and (form := find_folder(path)) is not None:
         if config is not None:
             raise UsageError(
                 f"{path} needs no config.", why="The folder has its own.", fix=f"Leave {argument('config')} out."
+            )
+        if entry is not None:
+            raise UsageError(
+                f"{argument('entry')} does not apply to {path}.", why="A model's folder holds one set of weights."
             )
         asked = {} if shapes is None else {"shapes": shapes, "steps": steps}
         return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs, **asked})
     check_exists(path)
     if task is not None:
         raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")
-    loaded = load_state(path)
+    loaded = with_tied(load_state(path, entry=entry))
     overrides = {}
     family, _ = detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})
     if shapes is not None and family.sizes_are_arguments:  # else they follow from the shapes of the inputs
@@ -151,7 +157,8 @@ def open_checkpoint(
         config = find_config(path, config)
         known = load_config(config) if config is not None else None
         _log.info("configuration: %s", config or "none, all is inferred from the weights")
-    return OpenedCheckpoint(loaded, infer_config(gather(loaded.state, known, overrides, loaded.settings)))
+    resolved = infer_config(gather(loaded.state, known, overrides, loaded.settings))
+    return OpenedCheckpoint(loaded, resolved, tuple(loaded.warnings))
 
 
 def open_live(module: nn.Module) -> OpenedCheckpoint | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ..models.inference import bounded
 
@@ -19,6 +21,14 @@ _KNOWN = frozenset(
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     }
 )
+
+# By library, how the names of its packed numbers and scales end.
+_QUANTIZED = {
+    "bitsandbytes": (".absmax", ".quant_map", ".SCB", ".nested_absmax", ".quant_state.bitsandbytes__nf4"),
+    "GPTQ or AWQ": (".qweight", ".qzeros", ".g_idx"),
+    "compressed-tensors": (".weight_packed", ".weight_shape", ".weight_zero_point"),
+    "torch.ao": ("._packed_params._packed_params", "._packed_params.dtype"),
+}
 
 
 def plain_tensor(name: str, tensor: torch.Tensor, file_size: int) -> torch.Tensor:
@@ -59,6 +69,28 @@ def _unusual(tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided:
         return f"sparse ({str(tensor.layout).removeprefix('torch.')})"
     return "" if tensor.device.type == "cpu" else f"on {tensor.device}, without data here"
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return a tensor's shape; (-1,) for nested tensors, which have several lengths."""
+    return (-1,) if tensor.is_nested else tuple(tensor.shape)
+
+
+def refuse_quantized(state: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Refuse weights that a library quantised, by the names that it gives to packed numbers and scales.
+
+    Raises:
+        UsageError: they are quantised.
+    """
+    for library, endings in _QUANTIZED.items():
+        found = [name for name in state if name.endswith(endings)]
+        if found:
+            raise UsageError(
+                f"{path} holds weights that {library} quantised: {bounded(found, 3)}.",
+                why="They are packed numbers and scales; the exported file is compared with the weights themselves.",
+                fix="Give the weights from before. Files with 8 or 4 bits: "
+                f"{argument('weight_dtype', 'int8')} or {argument('weight_dtype', 'int4')}.",
+            )
 
 
 def foreign_numbers(name: str, dtype: str) -> UsageError:

@@ -2,15 +2,17 @@
 
 There are two steps, and each adds a note. The first finds the entry that holds the weights, since a training
 checkpoint is a table of tables. If several entries are possible, the first of `ENTRIES` is taken, so the trained model
-comes before its moving average (EMA). The second removes the prefixes that wrappers
-(DataParallel, torch.compile, FSDP, Lightning, ema_pytorch) put in front of names. An ema_pytorch state holds the
-average as `ema_model.` and the trained model as `online_model.`: such a state is saved for the average, so the average
-is taken.
+comes before its moving average (EMA); every other set is named, and can be asked for (`weight_sets`). The second
+removes the prefixes that wrappers (DataParallel, torch.compile, FSDP, Lightning, ema_pytorch) put in front of names.
+An ema_pytorch state holds the average as `ema_model.` and the trained model as `online_model.`: such a state is saved
+for the average, so the average is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +22,26 @@ from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ..models.inference import bounded
 from .settings import settings_tables
+from .weight_sets import (
+    INFIXES,
+    NOT_WEIGHTS,
+    WeightSet,
+    as_table,
+    at_entry,
+    is_optimizer,
+    other_sets,
+    tensors_of,
+)
 
 # Entries that hold weights; the first one present is taken.
 ENTRIES = (
     *("model_state_dict", "state_dict", "model", "module", "network", "net", "generator", "weights", "params"),
-    *("ema_model_state_dict", "ema_state_dict", "ema_model", "model_ema", "ema"),
+    *("ema_model_state_dict", "ema_state_dict", "state_dict_ema", "ema_model", "model_ema", "ema"),
 )
 # Name prefixes of modules that wrap the model; the first one present is removed.
 PREFIXES = ("ema_model.", "online_model.", "module.", "model.", "network.", "net.", "transformer.", "attn.")
 # Of these the names of parts, which other parts may stand beside; wrappers have at most a few numbers of their own.
 _PARTS = ("transformer.", "attn.")
-# Inserted anywhere in a name by a wrapper around a part of the model.
-_INFIXES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 # The first part of every name in a supported class's state dict.
 _ROOTS = frozenset(
     {
@@ -40,13 +50,29 @@ _ROOTS = frozenset(
         *("query", "key", "value", "output", "pos_bias", "local_mask"),
     }
 )
-_NOT_WEIGHTS = ("optim", "sched", "scaler", "rng", "grad", "loss", "callbacks", "loops")
 _DEEPEST = 8
 
 
+@dataclass(frozen=True)
+class Unwrapped:
+    """The weights inside a file's contents.
+
+    Args:
+        state: the tensors, under the model's own names.
+        settings: the entries beside them that hold training settings.
+        others: every other set of weights that the file holds.
+        entry: the entry that was read; "" for the file itself.
+    """
+
+    state: dict[str, torch.Tensor]
+    settings: dict[str, Any]
+    others: list[WeightSet] = field(default_factory=list)
+    entry: str = ""
+
+
 def unwrap(
-    loaded: object, path: Path, notes: list[str], roots: Collection[str] | None = None
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    loaded: object, path: Path, notes: list[str], roots: Collection[str] | None = None, entry: str | None = None
+) -> Unwrapped:
     """Find the state dict inside a file's contents, and the entries beside it that hold training settings.
 
     Args:
@@ -54,21 +80,79 @@ def unwrap(
         path: path of the file, for messages.
         notes: gets a line for every choice.
         roots: first parts of the model's own names; by default those of the supported classes.
+        entry: the set of weights to read, as `weight_sets` names them; None chooses.
 
     Raises:
-        UsageError: there are no tensors, or several entries are possible.
+        UsageError: there are no tensors, there is no such entry, or several entries are possible.
     """
     roots = _ROOTS if roots is None else roots
-    if not isinstance(loaded, Mapping):
-        kind = type(loaded).__name__
+    table = as_table(loaded)
+    if table is None or (isinstance(loaded, list | tuple) and not any(map(as_table, loaded))):
         raise UsageError(
-            f"{path} holds one {kind}, not a state dict.",
+            f"{path} holds {_described(loaded)}, not a state dict.",
             why="A state dict is a table from names to tensors.",
             fix="Save model.state_dict().",
         )
-    tables = _way_to_weights(loaded, path, notes, roots)
-    chosen, settings = tables[-1], settings_tables([loaded, *tables])
-    state = {name: value for name, value in chosen.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
+    if entry is not None:
+        return _asked(loaded, path, notes, roots, entry)
+    found = _unwrapped(table, [], path, notes, roots)
+    others = [] if found.state == {} else other_sets(loaded, found.state)
+    return Unwrapped(found.state, found.settings, others, found.entry)
+
+
+def _asked(loaded: object, path: Path, notes: list[str], roots: Collection[str], entry: str) -> Unwrapped:
+    """Return the set of weights at an entry."""
+    base = None
+    with suppress(UsageError):  # where the default cannot be chosen, the entry is found by its path alone
+        base = _unwrapped(as_table(loaded) or {}, [], path, [], roots)
+    others = other_sets(loaded, base.state) if base is not None and base.state else []
+    wanted = next((known for known in others if known.entry == entry and known.same_model), None)
+    if base is not None and wanted is not None:
+        notes.append(f"weights read from the entry '{entry}'")
+        state = {name: wanted.state.get(name, tensor) for name, tensor in base.state.items()}
+        kept = [name for name in state if name not in wanted.state]
+        if kept:
+            notes.append(f"'{entry}' has not all tensors; as in '{base.entry or 'the model'}': {bounded(kept, 5)}")
+        found = Unwrapped(state, base.settings, entry=entry)
+    else:
+        way, value = at_entry(loaded, entry)
+        table = as_table(value)
+        if table is None or not any(isinstance(name, str) for name in table):
+            raise UsageError(f"The entry '{entry}' of {path} holds {_described(value)}, not a state dict.")
+        notes.append(f"weights read from the entry '{entry}'")
+        found = _unwrapped(table, way, path, notes, roots, entry)
+    return Unwrapped(found.state, found.settings, other_sets(loaded, found.state) if found.state else [], found.entry)
+
+
+def _described(value: object) -> str:
+    """Say in words what a value is that is no state dict."""
+    if isinstance(value, torch.Tensor):
+        return "one tensor"
+    if isinstance(value, list | tuple):
+        tensors = sum(isinstance(inner, torch.Tensor) for inner in value)
+        return f"a list of {tensors} tensors without names" if tensors else f"a list of {len(value)}"
+    return f"one {type(value).__name__}"
+
+
+def _unwrapped(
+    table: Mapping[Any, Any],
+    way: Sequence[Mapping[Any, Any]],
+    path: Path,
+    notes: list[str],
+    roots: Collection[str],
+    entry: str = "",
+) -> Unwrapped:
+    """Find the state dict in a table, to which other tables lead, and remove the prefixes of its names."""
+    if is_optimizer(table):
+        raise UsageError(
+            f"{path} is the state of an optimizer, not the weights of a model.",
+            why="It has 'state' and 'param_groups', and no names of tensors of a model.",
+            fix="Give the file of the model's weights; where it was trained: torch.save(model.state_dict(), "
+            "'weights.pt')",
+        )
+    tables, names = _way_to_weights(table, path, notes, roots)
+    chosen, settings = tables[-1], settings_tables([*way, *tables])
+    state = tensors_of(chosen)
     others = [str(name) for name in chosen if name not in state and name not in settings]
     if others:
         notes.append(f"ignored, not tensors: {bounded(others, 5)}")
@@ -78,7 +162,8 @@ def unwrap(
             why=f"It holds {bounded([str(name) for name in chosen], 5)}.",
             fix="Save model.state_dict().",
         )
-    return _without_prefixes(_without_infixes(state, path, notes), path, notes, roots), settings
+    plain = _without_prefixes(_without_infixes(state, path, notes), path, notes, roots)
+    return Unwrapped(plain, settings, entry=".".join(filter(None, [entry, *names])))
 
 
 def _holds_weights(value: object) -> bool:
@@ -87,7 +172,9 @@ def _holds_weights(value: object) -> bool:
     waiting = [value]
     while waiting:
         table = waiting.pop()
-        if isinstance(table, Mapping) and id(table) not in seen:
+        if isinstance(table, list | tuple):
+            waiting += [inner for inner in table if isinstance(inner, Mapping)]
+        elif isinstance(table, Mapping) and id(table) not in seen and not is_optimizer(table):
             if any(isinstance(name, str) and isinstance(inner, torch.Tensor) for name, inner in table.items()):
                 return True
             seen.add(id(table))
@@ -105,41 +192,42 @@ def _is_model_state(table: Mapping[Any, Any], roots: Collection[str]) -> bool:
 
 def _way_to_weights(
     table: Mapping[Any, Any], path: Path, notes: list[str], roots: Collection[str]
-) -> list[Mapping[Any, Any]]:
-    """Return the nested tables down to the one that holds the weights, found in the documented order."""
-    way = [table]
+) -> tuple[list[Mapping[Any, Any]], list[str]]:
+    """Return the nested tables down to the one that holds the weights, in the documented order, and their names."""
+    way, names = [table], []
     for _ in range(_DEEPEST):
         candidates = [] if _is_model_state(table, roots) else _candidates(table, path)
         if not candidates:
             break
         other = f"; it also holds {bounded(candidates[1:], 5)}" if len(candidates) > 1 else ""
         notes.append(f"weights read from the entry '{candidates[0]}'{other}")
-        table = table[candidates[0]]
+        table = as_table(table[candidates[0]]) or {}
         way.append(table)
-    return way
+        names.append(candidates[0])
+    return way, names
 
 
 def _candidates(table: Mapping[Any, Any], path: Path) -> list[str]:
     """List the entries that may hold the weights, the chosen one first; none if the table itself holds them."""
-    inner = [name for name, value in table.items() if isinstance(name, str) and isinstance(value, Mapping)]
+    inner = [name for name, value in table.items() if isinstance(name, str) and as_table(value) is not None]
     usual = [name for name in ENTRIES if name in inner]
     full = [name for name in usual if _holds_weights(table[name])]
     if full:
         return full
-    others = [name for name in inner if not name.lower().startswith(_NOT_WEIGHTS)]
+    others = [name for name in inner if not name.lower().startswith(NOT_WEIGHTS)]
     others = [name for name in others if _holds_weights(table[name])]
     if len(others) > 1:
         raise UsageError(
             f"{path} holds several sets of weights: {bounded(others, 5)}.",
             why="None of them has a usual name.",
-            fix="Save the one to read in a file of its own.",
+            fix=f"Choose one: {argument('entry', others[0])}.",
         )
     # LocalAttention without rotary has no parameters: an empty table is its whole state.
     return others or [name for name in usual if not table[name]]
 
 
 def _without_infixes(state: dict[str, torch.Tensor], path: Path, notes: list[str]) -> dict[str, torch.Tensor]:
-    for infix in _INFIXES:
+    for infix in INFIXES:
         touched = [name for name in state if infix in name]
         if not touched:
             continue

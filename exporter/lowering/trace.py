@@ -23,7 +23,7 @@ from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE
 from ...core.tensors import TensorSpec
-from ...core.versions import DEFAULT_OPSET, IR_VERSION, OPSETS, package_version
+from ...core.versions import DEFAULT_OPSET, OPSETS, ir_of_opset, package_version
 from ...onnx_graph.fusing import fuse, streams
 from ...onnx_graph.standard_ops.names import MODULE
 from ..models.family import TORCH_DTYPE
@@ -255,7 +255,7 @@ def _finish(model: ir.Model) -> ir.Model:
             node.name = f"{path or 'attention'}/{node.op_type}" + (f"_{calls[path]}" if calls[path] > 1 else "")
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.metadata_props.clear()
-    model.ir_version = IR_VERSION
+    model.ir_version = ir_of_opset(model.opset_imports[""])
     model.producer_name, model.producer_version = "localattn", package_version()
     model.metadata_props.clear()
     return model

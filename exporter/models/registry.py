@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from .aft_local.family import AFT_LOCAL
 from .arguments import Arguments
@@ -60,11 +62,28 @@ def detect_family(shapes: TensorShapes) -> tuple[Family, StateDictForm]:
     for family, form in forms:
         if form.recognises(shapes):
             return family, form
+    parts = _parts(shapes, [form for _, form in forms])
     raise UsageError(
         f"The checkpoint is of no supported class: it has {bounded(list(shapes), 5)}.",
-        why=f"{', '.join(form.recognised_by for _, form in forms)}.",
-        fix="If the model is a part of a larger one, name the prefix of its weights.",
+        why=f"{', '.join(form.recognised_by for _, form in forms)}."
+        + (f" There are such models below {bounded(parts, 5)}." if parts else ""),
+        fix=f"To export that part alone: {argument('entry', parts[0])}. Export the whole: {argument('factory')}."
+        if parts
+        else f"If the model is your own and contains such layers: {argument('factory')}.",
     )
+
+
+def _parts(shapes: TensorShapes, forms: Sequence[StateDictForm]) -> list[str]:
+    """List the prefixes of names below which a supported model's weights lie, the shortest first."""
+    found: list[str] = []
+    prefixes = {name[:place] for name in shapes for place, letter in enumerate(name) if letter == "."}
+    for prefix in sorted(prefixes, key=lambda x: (x.count("."), x))[:500]:
+        if any(prefix.startswith(f"{outer}.") for outer in found):
+            continue
+        inner = {name[len(prefix) + 1 :]: shape for name, shape in shapes.items() if name.startswith(f"{prefix}.")}
+        if any(form.recognises(inner) for form in forms):
+            found.append(prefix)
+    return found
 
 
 def read_live(module: nn.Module) -> FolderContents | None:
@@ -75,6 +94,12 @@ def read_live(module: nn.Module) -> FolderContents | None:
     """
     forms = (family.folder for family in FAMILIES if family.folder is not None)
     return next((found for form in forms if (found := form.live(module)) is not None), None)
+
+
+def find_folder(path: Path) -> FolderForm | None:
+    """Return how a folder of a known family is read; None for any other folder."""
+    forms = [family.folder for family in FAMILIES if family.folder is not None]
+    return next((form for form in forms if form.recognises(path)), None)
 
 
 def detect_folder(path: Path) -> FolderForm:

@@ -85,6 +85,8 @@ class Origin:
         weights: name of the checkpoint, "" without one.
         weights_sha256: SHA-256 of the checkpoint.
         notes: what was chosen while building the module.
+        warnings: choices between several sets of weights that nobody made.
+        entry: the entry of the checkpoint that was asked for; None where none was.
     """
 
     name: str
@@ -92,6 +94,8 @@ class Origin:
     weights: str = ""
     weights_sha256: str = ""
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    entry: str | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ def export_module(
             describe=lambda _: job.model_facts(),
         )
         (sidecar,) = finish_export([part], folder, options, progress)
-    return ModuleExportReport(output, sidecar, job.notes, replacement=job.replacement)
+    return ModuleExportReport(output, sidecar, job.notes, doubts=job.origin.warnings, replacement=job.replacement)
 
 
 def _live_request(
@@ -433,6 +437,7 @@ class ModuleJob:
             "dynamic": list(self.options.dynamic),
             "dtype": "fp32",
             "layers": layers,
+            "options": {} if self.origin.entry is None else {"entry": self.origin.entry},
             "checkpoint_sha256": self.origin.weights_sha256,
             "checkpoint_name": self.origin.weights,
         }

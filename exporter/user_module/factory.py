@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +26,8 @@ from ...core.storage.files import sha256
 from ...core.storage.reading import check_plain
 from ...core.storage.unchanged import unchanged
 from ..checkpoint.documents import read_json
-from ..checkpoint.load import load_state
+from ..checkpoint.load import LoadedCheckpoint, load_state, read_state
+from ..checkpoint.weight_sets import at_entry
 from ..models.inference import INV_FREQ, bounded
 from .export_module import Origin
 
@@ -34,7 +35,12 @@ _HOW = "Write package.module:function, or path/to/file.py:function."
 
 
 def module_from_factory(
-    reference: str, args: str | Mapping[str, Any] | None, weights: Path | None, *, allow_pickle: bool = False
+    reference: str,
+    args: str | Mapping[str, Any] | None,
+    weights: Path | None,
+    *,
+    allow_pickle: bool = False,
+    entry: str | None = None,
 ) -> tuple[nn.Module, Origin]:
     """Call the function and load the weights.
 
@@ -42,12 +48,15 @@ def module_from_factory(
         reference: the function, as `package.module:function` or `folder/file.py:function`.
         args: its keyword arguments, as a dict or as a JSON object.
         weights: a checkpoint; None keeps the weights that the function made.
-        allow_pickle: whether the checkpoint may be a pickled module, whose code is then run.
+        allow_pickle: whether the checkpoint may hold pickled objects, whose code is then run.
+        entry: the set of weights to load, where the checkpoint holds several; None chooses.
 
     Raises:
         UsageError: the function is not found, does not make a module, or the weights do not fit it.
     """
     kwargs = _arguments(args)
+    if entry is not None and weights is None:
+        raise UsageError(f"{argument('entry')} goes with {argument('weights')}.", why="No checkpoint is read.")
     function = _load_function(reference)
     with _as_users_fault(f"{reference} failed."):
         module = function(**kwargs)
@@ -60,26 +69,49 @@ def module_from_factory(
     if weights is None:
         note = "no weights are given: the file has the weights the function made"
         return module, Origin(reference, kwargs, notes=(note,))
-    with unchanged([weights]):
-        notes = _load_weights(module, weights, allow_pickle)
-        digest = sha256(weights)
-    return module, Origin(reference, kwargs, weights.name, digest, tuple(notes))
+    files = [] if weights.is_dir() else [weights]
+    with unchanged(files):
+        loaded = _load_weights(module, weights, allow_pickle, entry)
+    notes, warnings = tuple(loaded.notes), tuple(loaded.warnings)
+    return module, Origin(reference, kwargs, weights.name, loaded.sha256, notes, warnings, entry)
 
 
-def module_from_pickle(path: Path) -> tuple[nn.Module, Origin]:
-    """Load a whole pickled module.
+def module_from_pickle(path: Path, entry: str | None = None) -> tuple[nn.Module, Origin]:
+    """Load a whole pickled module, or one inside of a table.
 
     This runs code from the file: call it only if the user asked for it.
+
+    Args:
+        path: the file.
+        entry: where in the file's table the module lies; None chooses.
 
     Raises:
         UsageError: the file cannot be opened, or holds something else.
     """
     check_plain(path)
     with unchanged([path]):
-        module = _unpickled(path)
+        loaded, notes = _unpickled(path), list[str]()
         digest = sha256(path)
-    name = f"{type(module).__module__}.{type(module).__qualname__}"
-    return module, Origin(name, {}, path.name, digest)
+    if entry is not None:
+        _, loaded = at_entry(loaded, entry)
+    elif isinstance(loaded, Mapping):
+        modules = [str(name) for name, value in loaded.items() if isinstance(value, nn.Module)]
+        if len(modules) > 1:
+            raise UsageError(
+                f"{path} holds several modules: {bounded(modules)}.",
+                fix=f"Choose one: {argument('entry', modules[0])}.",
+            )
+        if modules:
+            loaded = next(x for x in loaded.values() if isinstance(x, nn.Module))
+            notes.append(f"module read from the entry '{modules[0]}'")
+    if not isinstance(loaded, nn.Module):
+        raise UsageError(
+            f"{path} holds a {type(loaded).__name__}, not a module.",
+            why=f"{argument('allow_pickle')} alone is for a whole module saved with torch.save(model, path).",
+            fix=f"Give it as {argument('weights')} of a {argument('factory')}, with {argument('allow_pickle')}.",
+        )
+    name = f"{type(loaded).__module__}.{type(loaded).__qualname__}"
+    return loaded, Origin(name, {}, path.name, digest, tuple(notes), entry=entry)
 
 
 def _arguments(args: str | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -168,29 +200,38 @@ def _as_users_fault(what: str) -> Iterator[None]:
         raise UsageError(what, why=named_line(error), fix="Run again with -v for the traceback.") from error
 
 
-def _load_weights(module: nn.Module, path: Path, allow_pickle: bool) -> list[str]:
-    """Load the weights into the module, and return notes on what was chosen.
+def _load_weights(module: nn.Module, path: Path, allow_pickle: bool, entry: str | None) -> LoadedCheckpoint:
+    """Load the weights into the module, and return the checkpoint with notes on what was chosen.
 
     Raises:
         UsageError: names are missing or unexpected, or shapes differ.
     """
     wanted = {name: tensor for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)}
-    if allow_pickle and _is_pickled_module(path):
-        state, notes = _unpickled(path).state_dict(), ["weights read from a pickled module"]
+    roots = {name.partition(".")[0] for name in wanted}
+    empty = {name for name, tensor in wanted.items() if tuple(tensor.shape) == (0,)}
+    if allow_pickle and not path.is_dir() and _is_pickled_module(path):
+        loaded = _pickled_weights(path, roots, entry)
     else:
-        loaded = load_state(path, roots={name.partition(".")[0] for name in wanted})
-        state, notes = loaded.state, loaded.notes
+        loaded = load_state(path, roots=roots, entry=entry, empty=empty)
+    state, notes = loaded.state, loaded.notes
     missing = [name for name in wanted if name not in state]
     if any(name.endswith(INV_FREQ) for name in missing):  # a buffer that old releases did not save
         missing = [name for name in missing if not name.endswith(INV_FREQ)]
-        notes = [*notes, "rotary frequencies are not in the checkpoint: those the function made are used"]
+        notes.append("rotary frequencies are not in the checkpoint: those the function made are used")
+    missing = _without_shared(wanted, missing, state, notes)
     unexpected = [name for name in state if name not in wanted]
     for names, verb in ((missing, "lacks"), (unexpected, "has unexpected")):
         if names:
+            tied = [name for name in names if name in loaded.tied]
             raise UsageError(
                 f"{path} {verb} {len(names)} tensors: {bounded(names)}.",
-                why=f"They do not fit the {type(module).__name__} that the function made.",
-                fix=f"Check {argument('factory_args')}, and that the whole state dict of this model was saved.",
+                why=f"When it was saved, {tied[0]} was the same tensor as {loaded.tied[tied[0]]}; in the "
+                f"{type(module).__name__} that the function made the two are separate."
+                if tied and verb == "lacks"
+                else f"They do not fit the {type(module).__name__} that the function made.",
+                fix="Let the function tie them, as the model that was saved does."
+                if tied and verb == "lacks"
+                else f"Check {argument('factory_args')}, and that the whole state dict of this model was saved.",
             )
     wrong = [name for name, tensor in state.items() if wanted[name].shape != tensor.shape]
     if wrong:
@@ -200,8 +241,73 @@ def _load_weights(module: nn.Module, path: Path, allow_pickle: bool) -> list[str
             why=f"{len(wrong)} tensors do not fit the {type(module).__name__} that the function made.",
             fix=f"Check {argument('factory_args')}.",
         )
+    _refuse_untied(wanted, state, path, type(module).__name__)
     module.load_state_dict(state, strict=False)
-    return notes
+    return loaded
+
+
+def _pickled_weights(path: Path, roots: Collection[str], entry: str | None) -> LoadedCheckpoint:
+    """Return the weights of a file with pickled objects: of a module, or a table with other objects in it."""
+    held = _unpickled(path)
+    if entry is None and isinstance(held, nn.Module):
+        notes = ["weights read from a pickled module"]
+        return LoadedCheckpoint(dict(held.state_dict()), sha256(path), path, notes)
+    return read_state(_with_states(held), path, [], roots, entry)
+
+
+def _with_states(value: object, depth: int = 0) -> object:
+    """Replace the modules in a table by their state dicts."""
+    if isinstance(value, nn.Module):
+        return dict(value.state_dict())
+    if isinstance(value, Mapping) and depth < 4:
+        return {name: _with_states(inner, depth + 1) for name, inner in value.items()}
+    return value
+
+
+def _storage(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """Return what two names of one tensor have in common; None for a tensor without data."""
+    if not tensor.numel() or tensor.device.type == "meta":
+        return None
+    return (str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _without_shared(
+    wanted: Mapping[str, torch.Tensor], missing: list[str], state: dict[str, torch.Tensor], notes: list[str]
+) -> list[str]:
+    """Give names that share a tensor of the module with a name in the file that one's values, as `load_model` does."""
+    present: dict[object, str] = {}
+    for name, tensor in wanted.items():
+        if name in state and (place := _storage(tensor)) is not None:
+            present.setdefault(place, name)
+    shared = {name: present[place] for name in missing if (place := _storage(wanted[name])) in present}
+    for name, other in shared.items():
+        state[name] = state[other]
+    if shared:
+        pairs = [f"{name} is {other}" for name, other in shared.items()]
+        notes.append(f"tensors that the module shares are in the file once: {bounded(pairs, 3)}")
+    return [name for name in missing if name not in shared]
+
+
+def _refuse_untied(
+    wanted: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], path: Path, title: str
+) -> None:
+    """Refuse a file that has several values for one tensor of the module, of which the last would win.
+
+    Raises:
+        UsageError: there are such tensors.
+    """
+    first: dict[object, str] = {}
+    for name, tensor in wanted.items():
+        place = _storage(tensor)
+        if place is None or name not in state:
+            continue
+        other = first.setdefault(place, name)
+        if other != name and not torch.equal(state[other], state[name]):
+            raise UsageError(
+                f"{other} and {name} are one tensor of the {title} that the function made; in {path} they differ.",
+                why="The file is of a model that does not share them; only one of the two could be loaded.",
+                fix=f"Check {argument('factory_args')}: the function has to leave them apart.",
+            )
 
 
 def _is_pickled_module(path: Path) -> bool:
@@ -218,12 +324,12 @@ def _is_pickled_module(path: Path) -> bool:
     return False
 
 
-def _unpickled(path: Path) -> nn.Module:
-    """Load the module in a file, which runs code from the file."""
+def _unpickled(path: Path) -> Any:
+    """Load what a file holds, which runs code from the file."""
     check_plain(path)
     _importable(Path.cwd())  # its classes may be there
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=False)
+        return torch.load(path, map_location="cpu", weights_only=False)
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
     except Exception as error:
@@ -232,10 +338,3 @@ def _unpickled(path: Path) -> nn.Module:
             why=first_line(error, 200),
             fix="Its classes have to be importable from here.",
         ) from error
-    if not isinstance(loaded, nn.Module):
-        raise UsageError(
-            f"{path} holds a {type(loaded).__name__}.",
-            why=f"{argument('allow_pickle')} is for a whole module saved with torch.save(model, path).",
-            fix=f"Give it as {argument('weights')} of a {argument('factory')}.",
-        )
-    return loaded

@@ -30,7 +30,7 @@ def rows_of_table(file: OnnxFile) -> int | None:
     """
     graph = file.model.graph
     whole = {value.name for value in graph.input}
-    rows = {tensor.name: tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) == 2}
+    rows = {tensor.name: tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) >= 2}
     found = [
         rows[node.input[0]]
         for node in graph.node

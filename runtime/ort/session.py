@@ -17,6 +17,7 @@ from ...core.errors import LocalAttnError, MissingDependency, UsageError
 from ...core.machine.execution_providers import CPU
 from ...core.storage.library_store import AUTO, NONE
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ...core.versions import too_new
 from ...onnx_graph.facts import check_nodes
 from ...onnx_graph.onnx_file import NotAModel, OnnxFile
 from ...onnx_graph.precision.half_to_fp32 import PEAKS
@@ -47,6 +48,9 @@ _NO_KERNEL = ("Could not find an implementation", "'tensor(bfloat16)' of input p
 ROUNDED = "fp16 is rounded here as a GPU rounds it: the numbers are those of fp16, the time is not"
 EMULATED = "bf16 products emulated in fp32 by this provider: the numbers are those of bf16, the time is not"
 
+# Characters of a reason that are shown: onnxruntime says what it reads at the end of a long one.
+_LONGEST_REASON = 800
+
 # Advice for a node that a compiled kernel refuses.
 REFUSED = "Export the model again; localattn does not write such a node."
 
@@ -57,8 +61,6 @@ _REMEDIES = (
     ("not a registered function/op", "Export with the function definition, or register a kernel for that node."),
     ("External data path", "Keep the external data file beside the model, under its original name."),
     ("External initializer", "The external data file is cut: copy it again, or export the model again."),
-    ("Unsupported model IR version", "Update onnxruntime, or export with an older opset."),
-    ("Opset", f"Update onnxruntime, or export with an older {argument('opset')}."),
 )
 
 
@@ -301,7 +303,8 @@ def _report(ort: Any, failures: Sequence[tuple[_Setup, Exception]]) -> LocalAttn
         if refusal is not None:  # there is a kernel, and it refuses the node, which has no ONNX function
             unusable = UsageError(f"{file.name} cannot be loaded.", why=_reason(refusal), fix=REFUSED)
     if unusable is None:
-        fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
+        known = (fix for piece, fix in _REMEDIES if piece in reason)
+        fix = too_new(reason) or next(known, "Check it with onnx.checker.")
         unusable = UsageError(f"{file.name} cannot be loaded.", why=reason, fix=fix)
     unusable.__cause__ = error
     return unusable
@@ -418,4 +421,4 @@ def one_line(error: Exception) -> str:
     for wrapping in _WRAPPING:
         text = wrapping.sub("", text)
     text = " ".join(text.split())
-    return text if len(text) <= 300 else text[:299] + "…"
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

@@ -47,6 +47,7 @@ class ParityRequest:
         causal: of a checkpoint of AFTLocal, whether it was exported as causal; by default as the sidecar states.
         keep_reference: keep the reference's outputs on the worst inputs too.
         golden: an .npz of inputs and of the outputs that the user's own model computed from them.
+        entry: of a checkpoint with several sets of weights, the one to compare with; by default the sidecar's.
         folder: where the model's tokenizer lies; by default beside the model, or the reference.
         rounds: round fp16 on the CPU as a GPU does.
     """
@@ -65,6 +66,7 @@ class ParityRequest:
     causal: bool | None = None
     keep_reference: bool = False
     golden: Path | None = None
+    entry: str | None = None
     folder: Path | None = None
     rounds: bool = True
 

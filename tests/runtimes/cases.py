@@ -33,15 +33,16 @@ _TOKENS = 23
 Arrays = dict[str, NDArray[Any]]
 
 
-def write_case(folder: Path, kind: str) -> Path:
-    """The case of a kind, in a folder of its name with hyphens."""
+def write_case(folder: Path, kind: str, source: Path | None = None, forms: Sequence[str] = tuple(FORMS)) -> Path:
+    """The case of a kind, or of a file that is given, in a folder of its name with hyphens."""
     place = folder / kind.replace(" ", "-")
     place.mkdir(parents=True)
-    source = exported(kind)
+    source = exported(kind) if source is None else source
     for path in source.parent.glob("*.data"):
         shutil.copy(path, place)
     shutil.copy(source, place / "model.onnx")
-    to_standard_ops(source, place / "plain.onnx")
+    if "standard ops" in forms:
+        to_standard_ops(source, place / "plain.onnx")
     session, facts = load(source, "cpu", plugin="none"), read_sidecar(source)
     carried, calls, blob = {}, [], _Blob()
     state: Arrays = {}
@@ -61,7 +62,12 @@ def write_case(folder: Path, kind: str) -> Path:
         state = {carried[name]: array for name, array in outputs.items() if name in carried}
         calls.append({"inputs": blob.all(drawn), "outputs": blob.all(outputs)})
     (place / "arrays.bin").write_bytes(b"".join(blob.parts))
-    document = {"kind": kind, "forms": FORMS, "data": _data(place), "order": _order(session)}
+    document = {
+        "kind": kind,
+        "forms": {form: FORMS[form] for form in forms},
+        "data": _data(place),
+        "order": _order(session),
+    }
     document |= {"carried": carried, "start": start, "calls": calls}
     (place / "case.json").write_text(json.dumps(document))
     return place

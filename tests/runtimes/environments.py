@@ -107,7 +107,7 @@ def run(
     Raises:
         Absent: its environment cannot be made.
     """
-    asked = (RUNTIMES | TOOLS)[name]
+    asked = environment or (RUNTIMES | TOOLS)[name]
     if asked.browser and BROWSER is None:
         raise Absent("Chromium is not installed")
     folder = made(asked)

@@ -24,7 +24,8 @@ _MHA = {"dim": 16, "window_size": 4, "dim_head": 8, "heads": 2, "causal": True}
 _SEQUENCE = 32
 
 
-def _transformer(folder: Path, changes: dict[str, Any] | None = None, **options: Any) -> Path:
+def transformer(folder: Path, changes: dict[str, Any] | None = None, **options: Any) -> Path:
+    """A small model of the class that has most parts, exported with these options."""
     checkpoint = save_upstream(folder, "local_attention.LocalTransformer", _MODEL | (changes or {}))
     export(ExportRequest(checkpoint, folder / "model.onnx", **options))
     return folder / "model.onnx"
@@ -80,13 +81,13 @@ def _module(folder: Path) -> Path:
 
 _TRANSFORMER, _LAYER = "local_attention.LocalTransformer", "local_attention.LocalMHA"
 KINDS: dict[str, Callable[[Path], Path]] = {
-    "full": _transformer,
-    "fp16": lambda folder: _transformer(folder, dtype="fp16"),
-    "int8": lambda folder: _transformer(folder, weights="int8"),
-    "dynamic": lambda folder: _transformer(folder, dynamic=("batch", "seq")),
-    "mask": lambda folder: _transformer(folder, shapes=ShapeRequest(mask=True)),
+    "full": transformer,
+    "fp16": lambda folder: transformer(folder, dtype="fp16"),
+    "int8": lambda folder: transformer(folder, weights="int8"),
+    "dynamic": lambda folder: transformer(folder, dynamic=("batch", "seq")),
+    "mask": lambda folder: transformer(folder, shapes=ShapeRequest(mask=True)),
     "bias": _bias,
-    "xpos": lambda folder: _transformer(folder, {"use_xpos": True}),
+    "xpos": lambda folder: transformer(folder, {"use_xpos": True}),
     "step": lambda folder: _steps(folder, _TRANSFORMER, _MODEL, 8),
     "step fp16": lambda folder: _steps(folder, _TRANSFORMER, _MODEL, 1, dtype="fp16"),
     "step int8": lambda folder: _steps(folder, _TRANSFORMER, _MODEL, 1, weights="int8"),

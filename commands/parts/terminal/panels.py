@@ -6,7 +6,7 @@ MODULE = "Your own module"
 # Panels in the order of the help, with their parameters.
 OPTIONS = {
     "Input": (
-        *("config", "against", "golden", "model", "load_inputs", "seed", "seeds", "samples", "engine", "task"),
+        *("config", "entry", "against", "golden", "model", "load_inputs", "seed", "seeds", "samples", "engine", "task"),
         *("prompt", "prompt_file", "prompt_ids"),
     ),
     "Output": (

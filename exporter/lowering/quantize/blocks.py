@@ -1,25 +1,31 @@
-"""Round a matrix to 4 bits in blocks: 32 numbers of one column share a scale and a zero point.
+"""Round a matrix to 4 or 8 bits in blocks: 32 numbers of one column share a scale and a zero point.
 
-    w ≈ scale · (level - zero),   level and zero in 0 … 15
+    w ≈ scale · (level - zero),   level and zero in 0 … 2^bits - 1
 
 A block's range [min(w, 0), max(w, 0)] is tried whole and shrunk by several factors, because the few numbers that are
 then cut off may cost less than coarser levels for all others; the least squared error wins. At the levels that were
 chosen, the scale is then the one of least squares, Σ w·(level - zero) / Σ (level - zero)².
+
+`search_weighted` shrinks both ends of a range on their own, and weighs each number's error by how much it matters.
 
 docs/numerics.md has the measured errors, also of symmetric blocks, whose zero is always 8.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 32
-LEVELS = 16
+BITS = 4
 # Factors of a block's range.
 _SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+_WHOLE = (1.0,)
+# The same for `search_weighted`, which tries all pairs of them.
+_SHRUNK_ENDS = (1.0, 0.9, 0.8, 0.7)
 # Columns at a time: the temporaries of a part fit into a processor's cache.
 _PART = 1 << 18
 
@@ -28,19 +34,26 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix `[K, N]` in blocks of `BLOCK` along K; the last one of a column is filled up with zeros.
+    """A matrix `[K, N]` in blocks along K; the last one of a column is filled up with zeros.
 
     Args:
-        levels: uint8 `[N, blocks, BLOCK]`, each below `LEVELS`.
+        levels: uint8 `[N, blocks, block]`, each below 2^bits.
         scales: fp32 `[N, blocks]`.
         zeros: uint8 `[N, blocks]`, the levels that stand for 0.
         rows: K.
+        bits: of a level.
     """
 
     levels: NDArray[np.uint8]
     scales: Floats
     zeros: NDArray[np.uint8]
     rows: int
+    bits: int = BITS
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes that levels, fp32 scales and zero points take when they are packed."""
+        return self.scales.size * (self.levels.shape[-1] * self.bits / 8 + 4 + self.bits / 8)
 
     def matrix(self) -> Floats:
         """Return the rounded matrix, fp32 `[K, N]`."""
@@ -49,46 +62,80 @@ class Blocks:
         return np.ascontiguousarray(flat[:, : self.rows].T)
 
 
-def round_in_blocks(matrix: Floats) -> Blocks:
-    """Round a matrix `[K, N]` of finite numbers."""
+def round_in_blocks(matrix: Floats, bits: int = BITS, block: int = BLOCK) -> Blocks:
+    """Round a matrix `[K, N]` of finite numbers, each as important as any other.
+
+    Args:
+        matrix: fp32.
+        bits: of a level, 4 or 8; with 8 a block's range is taken whole.
+        block: numbers that share a scale and a zero point.
+    """
     rows, columns = matrix.shape
-    count = -(-rows // BLOCK)
-    levels = np.empty((columns, count, BLOCK), np.uint8)
+    count = -(-rows // block)
+    levels = np.empty((columns, count, block), np.uint8)
     scales, zeros = np.empty((columns, count), np.float32), np.empty((columns, count), np.uint8)
-    many = max(1, _PART // (count * BLOCK))
+    many = max(1, _PART // (count * block))
     for start in range(0, columns, many):
         part = slice(start, start + many)
-        blocks = np.zeros((len(levels[part]), count * BLOCK), np.float32)
+        blocks = np.zeros((len(levels[part]), count * block), np.float32)
         blocks[:, :rows] = matrix[:, part].T
-        levels[part], scales[part], zeros[part] = _round(blocks.reshape(-1, count, BLOCK))
-    return Blocks(levels, scales, zeros, rows)
+        levels[part], scales[part], zeros[part] = _round(
+            blocks.reshape(-1, count, block), (1 << bits) - 1, _SHRUNK if bits == BITS else _WHOLE
+        )
+    return Blocks(levels, scales, zeros, rows, bits)
 
 
-def _round(blocks: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return levels, scales and zeros of blocks `[…, BLOCK]`."""
+def _round(blocks: Floats, most: int, factors: Sequence[float]) -> tuple[Floats, Floats, Floats]:
+    """Return levels, scales and zeros of blocks `[…, block]`, the best of the ranges shrunk by these factors."""
     low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
-    best = _tried(blocks, *_of_range(low, high))
-    for factor in _SHRUNK[1:]:
-        best = _better(best, _tried(blocks, *_of_range(low * factor, high * factor)))
+    best = _tried(blocks, *_of_range(low, high, most), most)
+    for factor in factors[1:]:
+        best = _better(best, _tried(blocks, *_of_range(low * factor, high * factor, most), most))
     _, levels, _, zeros = best
     steps = levels - zeros[..., None]
     squares = (steps * steps).sum(-1)
     fitted = (steps * blocks).sum(-1) / np.where(squares > 0, squares, 1)
-    _, levels, scales, zeros = _better(best, _tried(blocks, np.where(squares > 0, fitted, best[2]), zeros))
+    _, levels, scales, zeros = _better(best, _tried(blocks, np.where(squares > 0, fitted, best[2]), zeros, most))
     return levels, scales, zeros
 
 
-def _of_range(low: Floats, high: Floats) -> tuple[Floats, Floats]:
+def search_weighted(block: Floats, importance: Floats, bits: int) -> tuple[Floats, Floats]:
+    """Return the scale and zero point of least weighted squared error for each column, both fp32 `[N]`.
+
+    Args:
+        block: fp32 `[rows, N]`, numbers that share a scale.
+        importance: fp32 `[rows]`, the weight of each row's error.
+        bits: of a level.
+    """
+    numbers, most = np.ascontiguousarray(block.T), (1 << bits) - 1
+    low, high = np.minimum(numbers.min(-1), 0), np.maximum(numbers.max(-1), 0)
+    best: tuple[Floats, Floats, Floats] | None = None
+    for down in _SHRUNK_ENDS:
+        for up in _SHRUNK_ENDS:
+            scales, zeros = _of_range(low * np.float32(down), high * np.float32(up), most)
+            levels = np.clip(np.rint(numbers / scales[:, None] + zeros[:, None]), 0, most)
+            errors = (levels - zeros[:, None]) * scales[:, None] - numbers
+            found = np.square(errors, out=errors) @ importance
+            if best is None:
+                best = found, scales, zeros
+            else:
+                less = found < best[0]
+                best = tuple(np.where(less, new, old) for new, old in zip((found, scales, zeros), best, strict=True))
+    assert best is not None
+    return best[1], best[2]
+
+
+def _of_range(low: Floats, high: Floats, most: int) -> tuple[Floats, Floats]:
     """Return scales and zeros whose levels reach from `low` ≤ 0 to `high` ≥ 0; of a block of zeros 1 and 0."""
-    scales = (high - low) / np.float32(LEVELS - 1)
+    scales = (high - low) / np.float32(most)
     scales = np.where(scales > np.finfo(np.float32).tiny, scales, np.float32(1))
-    return scales, np.clip(np.rint(-low / scales), 0, LEVELS - 1)
+    return scales, np.clip(np.rint(-low / scales), 0, most)
 
 
-def _tried(blocks: Floats, scales: Floats, zeros: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+def _tried(blocks: Floats, scales: Floats, zeros: Floats, most: int) -> tuple[Floats, Floats, Floats, Floats]:
     """Return squared errors, levels, scales and zeros."""
     scales = np.where(scales > np.finfo(np.float32).tiny, scales, np.float32(1)).astype(np.float32)
-    levels = np.clip(np.rint(blocks / scales[..., None] + zeros[..., None]), 0, LEVELS - 1)
+    levels = np.clip(np.rint(blocks / scales[..., None] + zeros[..., None]), 0, most)
     errors = (levels - zeros[..., None]) * scales[..., None] - blocks
     return (errors * errors).sum(-1), levels, scales, zeros
 

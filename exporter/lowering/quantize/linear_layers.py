@@ -31,7 +31,7 @@ def linear_layers(model: ir.Model) -> list[ir.Node]:
     _part_from_tables(model)
     found = []
     for node in model.graph:
-        if node.domain or not (node.op_type == "MatMul" or _is_plain_gemm(node)):
+        if node.domain or not (node.op_type == "MatMul" or is_plain_gemm(node)):
             continue
         matrix = node.inputs[1]
         if matrix is None or not matrix.is_initializer() or matrix.shape is None:
@@ -122,7 +122,7 @@ def is_transposed(node: ir.Node) -> bool:
     return "transB" in node.attributes and bool(node.attributes["transB"].as_int())
 
 
-def _is_plain_gemm(node: ir.Node) -> bool:
+def is_plain_gemm(node: ir.Node) -> bool:
     """Return whether a Gemm is `x·W` or `x·Wᵀ`."""
     factors = {name: node.attributes[name].value for name in ("alpha", "transA") if name in node.attributes}
     plain = factors.get("alpha", 1.0) == 1.0 and not factors.get("transA", 0)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....onnx_graph import block_weights
-from . import blocked_int4, dynamic_int8, scaled_rows
+from . import blocked, dynamic_int8, scaled_rows
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,16 @@ class WeightKind:
     Args:
         quantize: takes a traced model, and returns it with its linear layers in this kind.
         products: what the products take and give, for errors.
+        calibrates: `quantize` also takes a `blocked.Rounding`.
         spans_tokens: a token has a say in how others are rounded, also one outside of their windows.
         standard_from: the opset from which standard operators express it.
         opset_from: the opset from which any operators do.
         dtypes: element types of the files that it goes with.
     """
 
-    quantize: Callable[[ir.Model], ir.Model]
+    quantize: Callable[..., ir.Model]
     products: str
+    calibrates: bool = False
     spans_tokens: bool = False
     standard_from: int = 0
     opset_from: int = 0
@@ -39,7 +41,9 @@ _IN_INT8, _IN_FP8 = (partial(scaled_rows.quantize, kind=kind) for kind in (scale
 # A row for each value of `weight_dtype`; each has its tolerance in `core.tolerance`.
 WEIGHT_KINDS: Mapping[str, WeightKind] = {
     "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", spans_tokens=True),
-    "int4": WeightKind(blocked_int4.quantize, "products of int4 matrices", standard_from=block_weights.OPSET),
+    "int4": WeightKind(
+        blocked.quantize, "products of int4 matrices", calibrates=True, standard_from=block_weights.OPSET
+    ),
     "int8-qdq": WeightKind(_IN_INT8, "products of rounded rows", dtypes=("fp32", "fp16")),
     "fp8": WeightKind(_IN_FP8, "products of rounded rows", opset_from=19, dtypes=("fp32", "fp16")),
 }
@@ -77,18 +81,20 @@ def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: 
         )
 
 
-def quantize_weights(model: ir.Model, weights: str) -> ir.Model:
+def quantize_weights(model: ir.Model, weights: str, rounding: blocked.Rounding | None = None) -> ir.Model:
     """Store the model's linear layers in fewer bits, and return the model; the given one must not be used afterwards.
 
     Args:
         model: traced, fp32, with or without ONNX functions.
         weights: a key of `WEIGHT_KINDS`.
+        rounding: how matrices are rounded, for kinds that calibrate; the same one for every graph of an export.
 
     Raises:
         MissingDependency: onnxruntime is not installed, whose quantizer makes int8 matrices.
         ExportFailed: there is no linear layer, or the quantizer gave up.
     """
-    return WEIGHT_KINDS[weights].quantize(model)
+    kind = WEIGHT_KINDS[weights]
+    return kind.quantize(model, rounding) if kind.calibrates else kind.quantize(model)
 
 
 def spans_tokens(weights: str | None) -> bool:

@@ -26,6 +26,7 @@ import io
 import json
 import math
 import mmap
+import re
 import tempfile
 import types
 import zipfile
@@ -189,7 +190,7 @@ def _onnxruntime() -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(str(error).split())[:2000]  # a long path may come before the reason
 
 
 def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]:
@@ -215,8 +216,17 @@ def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]
         what = f"onnxruntime {ort.__version__} lacks kernels for {path.name} on the CPU. A bf16 model needs a GPU."
         raise Fault(MISSING, what, reason, "Use --provider cuda.")
     if wanted[-1] == "cpu":
-        raise Fault(ALTERED, f"onnxruntime {ort.__version__} does not load {path.name}.", reason, "Update onnxruntime.")
+        raise Fault(ALTERED, f"onnxruntime {ort.__version__} does not load {path.name}.", reason, _too_new(reason))
     raise Fault(MISSING, f"The provider {provider!r} does not run here.", reason, "Use --provider cpu, or install it.")
+
+
+def _too_new(reason: str) -> str:
+    """Say what helps where onnxruntime refuses a file because it is too new."""
+    newest = re.search(r"max supported IR version: (\d+)|till opset (\d+)", reason)
+    if newest is None:
+        return "Update onnxruntime."
+    opset = newest[2] or {"8": "18", "9": "20"}.get(newest[1], "22")
+    return f"Update onnxruntime, or export the model again with --opset {opset}, and make the bundle again."
 
 
 def _runner(session: Any) -> Run:
@@ -404,7 +414,7 @@ def nothing_run(manifest: Report) -> Report:
 
 
 def _not_run(path: str, kind: str, fault: Fault) -> Report:
-    reason = " ".join(line for line in (fault.what, fault.why) if line)
+    reason = " ".join(line for line in (fault.what, fault.why, fault.fix) if line)
     return {"model": path, "kind": kind, "code": fault.code, "why": reason}
 
 

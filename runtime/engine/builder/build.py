@@ -166,7 +166,7 @@ def _plan(request: BuildRequest, progress: Callable[[str], None]) -> _Plan:
     progress(f"Opening {request.backend}")
     opened, device = _library(request.backend, request.device)
     targets = resolve_targets(opened, request.targets, device)
-    check_kind(opened, request)
+    check_kind(opened, request, device)
     check_fp8(source.file, targets)
     return _Plan(request, source, options, opened, device, targets)
 

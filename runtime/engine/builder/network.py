@@ -7,6 +7,7 @@ failed), ask for ahead-of-time plugins, and turn off TF32 in TensorRT-RTX, which
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +70,30 @@ def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: S
         raise BuildFailed(
             what,
             why=said[0] if said else "Its parser gave no reason.",
-            fix="`localattn inspect` shows what is in the file; export again with an older "
-            f"{argument('opset')} if a node is unknown.",
+            fix=_advice(said, source),
         )
     return Network(builder, definition, parser)
+
+
+# What onnxruntime's quantizer writes for weights and activations of 8 bits, which TensorRT takes in another form.
+_QUANTIZED = {"DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "QGemm", "ConvInteger", "QLinearConv"}
+_OF_QUANTIZER = re.compile("zero point|QuantizeLinear|MatMulInteger|QLinear", re.IGNORECASE)
+
+
+def _advice(said: Sequence[str], source: Source) -> str:
+    """Say what helps where the parser refuses a file."""
+    text = said[0] if said else ""
+    operators = {op_type for _, op_type in source.file.operators}
+    if _OF_QUANTIZER.search(text) or (_QUANTIZED & operators and "unsupported" in text.lower()):
+        kinds = f"{argument('weight_dtype', 'int8-qdq')}, or {argument('weight_dtype', 'fp8')}"
+        return (
+            "TensorRT takes 8-bit products with scales alone, without zero points. From the checkpoint: localattn "
+            f"export {kinds}, then build that file."
+        )
+    return (
+        f"`localattn inspect` shows what is in the file; export again with an older {argument('opset')} if a node is "
+        "unknown."
+    )
 
 
 def _empty_network(opened: TensorRTLibrary, plugin_kind: str) -> tuple[Any, Any]:
@@ -130,13 +151,24 @@ def build(
     except PolygraphyException as error:
         if watch.cancelled:
             raise KeyboardInterrupt from None
+        reason = opened.messages.reason(error)
         other = "" if request.plugin.kind == "none" else f" Or build without it: {argument('plugin', 'none')}."
         raise BuildFailed(
             f"{opened.library.name} {opened.version} could not build {Path(request.model)}.",
-            why=opened.messages.reason(error),
-            fix=f"`localattn inspect` shows the nodes of the file; another release may build them.{other}",
+            why=reason,
+            fix=_TURING
+            if "Turing" in reason or (opened.is_rtx and 75 in targets)
+            else f"`localattn inspect` shows the nodes of the file; another release may build them.{other}",
         ) from error
     return engine
+
+
+# TensorRT-RTX has no fp32 matrix products for Turing, and attention in standard operators has them in fp16 files too.
+_TURING = (
+    "Leave rtx20 (sm_75) out of the targets: files of localattn have fp32 products, in fp16 files too, where attention "
+    f"is summed. On such cards the ONNX file runs in onnxruntime ({argument('provider', 'cuda')}), and "
+    f"{argument('backend', 'tensorrt')} builds an engine on the card itself."
+)
 
 
 def _monitor(trt: Any, tell: Callable[[str], None]) -> Any:

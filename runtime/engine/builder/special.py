@@ -10,7 +10,8 @@ from typing import Any
 
 from ....core.documents.sidecar import CheckRecord
 from ....core.error_texts import argument
-from ....core.errors import UsageError
+from ....core.errors import MissingDependency, UsageError
+from ..device import Device
 from ..library import TensorRTLibrary
 from .request import BuildRequest
 
@@ -18,12 +19,25 @@ from .request import BuildRequest
 LEVELS = {"ampere-plus": "AMPERE_PLUS", "same-capability": "SAME_COMPUTE_CAPABILITY"}
 
 
-def check_kind(opened: TensorRTLibrary, request: BuildRequest) -> None:
-    """Refuse a kind of engine that this library does not make.
+def check_kind(opened: TensorRTLibrary, request: BuildRequest, device: Device | None) -> None:
+    """Refuse a kind of engine that this library does not make, or not on this machine.
+
+    Args:
+        opened: the library.
+        request: what to build.
+        device: the GPU here; None without one.
 
     Raises:
         UsageError: the library, or its release, has no such engines; or no plugin library is used to be put in.
+        MissingDependency: engines without weights, or whose weights can be replaced, are asked for without a GPU.
     """
+    for name in ("strip_weights", "refit"):
+        if getattr(request, name) and device is None:
+            raise MissingDependency(
+                f"{argument(name)} needs a GPU, and there is none here.",
+                why=f"{opened.library.name} builds such engines on a GPU only: it fails without one.",
+                fix=f"Build on a machine with a GPU, or leave {argument(name)} out.",
+            )
     asked = {"version_compatible": request.version_compatible, "hardware_compatible": request.hardware_compatible}
     for name, value in asked.items():
         if value and opened.is_rtx:

@@ -119,12 +119,27 @@ def test_layers_that_do_not_fit_keep_their_function(
 
 @needs_rtx
 @pytest.mark.skipif(find_device_or_none() is not None, reason="this machine has a GPU, which such a build needs")
-def test_weights_to_be_replaced_need_a_gpu(localattn: Callable[..., Finished], tmp_path: Path) -> None:
-    """The builder was told: it looks for engines that can be refitted, and fails there without a driver."""
+@pytest.mark.parametrize("option", ["--refit", "--strip-weights"])
+def test_engines_without_fixed_weights_need_a_gpu(
+    option: str, localattn: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """TensorRT-RTX fails on them without a driver, with a message about Myelin: it is said before building."""
     output = tmp_path / "x.engine"
-    finished = localattn("build", small_model(), "-o", output, *RTX, "--plugin", "none", "--refit")
-    assert finished.code == 5 and not output.exists()
-    assert f"could not build {small_model()}" in finished.err
+    finished = localattn("build", small_model(), "-o", output, *RTX, "--plugin", "none", option)
+    assert finished.code == 3 and not output.exists()
+    assert f"{option} needs a GPU, and there is none here." in finished.err
+    assert "Building" not in finished.stages
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_turing_says_what_runs_there(dtype: str, localattn: Callable[..., Finished], tmp_path: Path) -> None:
+    """TensorRT-RTX has no fp32 products for it, and attention is summed in fp32 whatever the file's type."""
+    rtx20 = ("--backend", "tensorrt-rtx", "--target", "rtx20")
+    finished = localattn("build", small_model(dtype), "-o", tmp_path / "x.engine", *rtx20, "--plugin", "none")
+    assert finished.code == 5
+    assert "Leave rtx20 (sm_75) out of the targets" in finished.err
+    assert "--provider cuda" in finished.err and "--backend tensorrt builds" in finished.err
 
 
 @needs_rtx

@@ -18,7 +18,7 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, ExportFailed, UsageError
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.lowering.quantize import blocked_int4, blocks
+from localattn.exporter.lowering.quantize import blocked, blocks
 from localattn.exporter.lowering.quantize.blocks import BLOCK, round_in_blocks
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.onnx_graph.block_weights import in_standard_operators, packed, unpacked
@@ -137,13 +137,13 @@ def test_the_command_states_its_parity_again_without_facts_too(
 
 
 def test_a_spoiled_file_fails(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = blocked_int4.round_in_blocks
+    right = blocked.round_in_blocks
 
-    def spoiled(matrix: np.ndarray) -> blocks.Blocks:
-        made = right(matrix)
+    def spoiled(matrix: np.ndarray, bits: int) -> blocks.Blocks:
+        made = right(matrix, bits)
         return blocks.Blocks(made.levels, made.scales * np.float32(1.3), made.zeros, made.rows)
 
-    monkeypatch.setattr(blocked_int4, "round_in_blocks", spoiled)
+    monkeypatch.setattr(blocked, "round_in_blocks", spoiled)
     with pytest.raises(CheckFailed, match="parity"):
         export(ExportRequest(wide, tmp_path / "m.onnx", weights="int4"))
     assert not (tmp_path / "m.onnx").exists()
@@ -199,14 +199,14 @@ def test_what_does_not_go_together_is_refused(
 def test_a_matrix_with_nan_is_refused() -> None:
     model = ir.serde.deserialize_model(_product(np.full((32, 32), np.nan, np.float32)))
     with pytest.raises(ExportFailed, match="NaN"):
-        blocked_int4.quantize(model)
+        blocked.quantize(model)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gemm_and_matmul_share_a_matrix_that_both_read(transposed: bool) -> None:
     matrix = np.random.default_rng(4).standard_normal((64, 96)).astype(np.float32)
     given = _product(matrix.T if transposed else matrix, transposed=transposed, times=2)
-    model = blocked_int4.quantize(ir.serde.deserialize_model(given))
+    model = blocked.quantize(ir.serde.deserialize_model(given))
     assert len(model.graph.initializers) == 3
     x = np.random.default_rng(5).standard_normal((4, 64)).astype(np.float32)
     rounded = round_in_blocks(matrix).matrix()
@@ -276,7 +276,7 @@ def test_a_head_that_reads_the_table_of_embeddings_gets_a_matrix_of_its_own() ->
     outputs = [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, [1, 5, 96])]
     graph = onnx.helper.make_graph(nodes, "tied", inputs, outputs, [onnx.numpy_helper.from_array(table, "table")])
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
-    made = ir.to_proto(blocked_int4.quantize(ir.from_proto(proto)))
+    made = ir.to_proto(blocked.quantize(ir.from_proto(proto)))
     assert Counter(node.op_type for node in made.graph.node) == {"Gather": 1, "MatMulNBits": 1}
     session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
     tokens = np.array([[3, 95, 0, 41, 7]])

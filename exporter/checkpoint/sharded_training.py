@@ -1,0 +1,131 @@
+"""What training on several devices leaves in checkpoints: DTensors, empty parameters, parts that are one device's.
+
+A tensor that is whole is read. What is a part is refused with the command of its project that puts the parts together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.errors import UsageError
+from ..models.inference import bounded
+from .tensors import shape_of
+
+GATHER = (
+    "from torch.distributed.checkpoint.state_dict import get_model_state_dict, StateDictOptions; "
+    "state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)); "
+    "on rank 0: torch.save(state, 'weights.pt')"
+)
+ZERO = (
+    "python zero_to_fp32.py . OUTPUT_FOLDER in the folder of the DeepSpeed checkpoint (the script lies in it), or "
+    "engine.save_16bit_model(folder) with stage3_gather_16bit_weights_on_model_save"
+)
+_DTENSORS = "torch.distributed.tensor"
+# In torch's message where that module was not imported.
+NEEDS_DTENSOR = "must be imported to load DTensors"
+_DEEPEST = 8
+_VERL = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+
+
+def know_dtensors() -> None:
+    """Let `torch.load(weights_only=True)` build DTensors: importing their module registers their classes."""
+    importlib.import_module(_DTENSORS)
+
+
+@contextmanager
+def quiet_meshes() -> Iterator[None]:
+    """Keep quiet what torch logs of device meshes that are read where there are no processes."""
+    log = logging.getLogger("torch.distributed.device_mesh")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def gathered(loaded: object, path: Path, depth: int = 0) -> Any:
+    """Return what a file holds with each DTensor that is whole as a plain tensor.
+
+    Raises:
+        UsageError: a DTensor is the part of one device.
+    """
+    if _DTENSORS not in sys.modules:  # then there are none
+        return loaded
+    if isinstance(loaded, torch.Tensor):
+        return _whole(loaded, path)
+    if depth > _DEEPEST:
+        return loaded
+    if isinstance(loaded, Mapping):
+        return {name: gathered(inner, path, depth + 1) for name, inner in loaded.items()}
+    if isinstance(loaded, list) or type(loaded) is tuple:
+        return type(loaded)(gathered(inner, path, depth + 1) for inner in loaded)
+    return loaded
+
+
+def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor
+    local = tensor._local_tensor
+    if local.shape == tensor.shape and not any(placement.is_partial() for placement in tensor.placements):
+        return local
+    mesh = tensor.device_mesh.mesh
+    named = _VERL.fullmatch(path.name)
+    fix = f"Gather them where the model was trained: {GATHER}"
+    if named is not None:
+        folder = path.parent
+        fix = (
+            f"Merge the files of all ranks: python -m verl.model_merger merge --backend fsdp --local_dir {folder} "
+            f"--target_dir OUTPUT_FOLDER. Or gather them in training: {GATHER}"
+        )
+    raise UsageError(
+        f"{path} holds the part of one device: DTensors of FSDP2 or tensor parallelism.",
+        why=f"A tensor of {list(tensor.shape)} is spread over {mesh.numel()} devices; this file has "
+        f"{list(local.shape)} of it.",
+        fix=fix,
+    )
+
+
+def refuse_parts(state: Mapping[str, torch.Tensor], path: Path, loaded: object, empty: Collection[str] = ()) -> None:
+    """Refuse a state dict whose parameters lie elsewhere.
+
+    Args:
+        state: the tensors.
+        path: the file.
+        loaded: all that it holds, which may show who wrote it.
+        empty: names of tensors that are empty in the model too.
+
+    Raises:
+        UsageError: parameters are empty, or flattened into one.
+    """
+    flat = [name for name in state if re.search(r"(^|\.)_?flat_param(_\d+)?$", name)]
+    if flat:
+        raise UsageError(
+            f"{path} holds the flat parameters of FSDP: {bounded(flat, 3)}.",
+            why="Each is the part of one device of many tensors one after the other.",
+            fix=f"Gather them where the model was trained: {GATHER}",
+        )
+    lost = [name for name, tensor in state.items() if shape_of(tensor) == (0,) and name not in empty]
+    if not lost:
+        return
+    deepspeed = isinstance(loaded, Mapping) and {"ds_version", "ds_config", "param_shapes"} & set(map(str, loaded))
+    raise UsageError(
+        f"{len(lost)} of the {len(state)} tensors of {path} are empty: {bounded(lost, 3)}.",
+        why="The checkpoint is of DeepSpeed's ZeRO-3: parameters are spread over devices, and their values are in "
+        "files of their own."
+        if deepspeed
+        else "DeepSpeed's ZeRO-3 and FSDP spread parameters over devices, and leave empty ones in a state_dict() that "
+        "is taken without gathering them.",
+        fix=f"Gather them: {ZERO}." + ("" if deepspeed else f" With FSDP: {GATHER}"),
+    )

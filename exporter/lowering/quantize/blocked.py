@@ -1,0 +1,169 @@
+"""Store a traced model's linear layers in blocks of 4 bits, for onnxruntime's operator that multiplies by them.
+
+Each becomes `com.microsoft::MatMulNBits`. Its accuracy level of 4 lets the processor round activations to 8 bits, with
+a scale for every 32 numbers of one token, where it multiplies 8-bit integers fast; that error is a sixteenth of the
+weights' own (docs/numerics.md). No token has a say in the scales of another.
+
+With calibration, matrices are rounded for the inputs that they meet in use (`gptq`), and kinds of layers that cost most
+get 8 bits (`mixed_bits`). Without, each matrix is rounded by its own numbers.
+
+Large tables of embeddings get 8 bits (`tables`). Smaller ones, attention, norms, residual streams, and matrices too
+narrow to be worth it stay as they are.
+`onnx_graph.standard_ops` writes the same in standard operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ....core.versions import WIDE_BLOCKS_FROM
+from ....onnx_graph.block_weights import DOMAIN, OP_TYPE, packed
+from ....onnx_graph.graph_values import add_constant, replace_node
+from ....onnx_graph.standard_ops.names import MODULE
+from .blocks import BLOCK, Blocks, round_in_blocks
+from .calibration import Calibration, kind_of
+from .gptq import round_for_inputs
+from .linear_layers import StoredMatrix, is_transposed, linear_layers, replace_layers
+from .mixed_bits import Rounded, choose
+from .tables import quantize_tables
+
+# Products of 8-bit integers, summed in 32 bits: 0.19 of fp32's time a token, where exact products take 0.52.
+_ACCURACY = 4
+_NARROW, _WIDE = 4, 8
+
+
+@dataclass
+class Rounding:
+    """How the matrices of a model are rounded: measured for its first graph, and the same for every other.
+
+    Args:
+        calibration: the model and inputs as in use; None rounds each matrix by its own numbers.
+        logits: the model's first output is a distribution over a vocabulary.
+
+    Attributes:
+        notes: what was chosen, and by which measurement.
+    """
+
+    calibration: Calibration | None = None
+    logits: bool = False
+    notes: list[str] = field(default_factory=list)
+    _made: dict[str, Blocks] = field(default_factory=dict)
+    _tables: dict[str, Blocks] = field(default_factory=dict)
+
+    def of_tables(self, model: ir.Model) -> None:
+        """Store the large tables of a graph; its notes are those of the first one."""
+        first = not self._tables
+        notes = quantize_tables(model, self._tables)
+        self.notes += notes if first else []
+
+    def blocks(self, matrices: Mapping[str, NDArray[Any]]) -> Mapping[str, Blocks]:
+        """Return the rounded matrices `[K, N]` of linear layers by path; the calibration is used once, and let go.
+
+        Layers that the calibration does not show are left out.
+        """
+        if self.calibration is not None:
+            calibration, self.calibration = self.calibration, None
+            self._made = self._measured(calibration, matrices)
+        return self._made
+
+    def _measured(self, calibration: Calibration, matrices: Mapping[str, NDArray[Any]]) -> dict[str, Blocks]:
+        known = {path: x for path, x in matrices.items() if _fits(calibration, path, x)}
+        four: dict[str, Blocks] = {}
+        for moments in calibration.moments(list(known)):
+            four |= {path: round_for_inputs(_floats(known[path]), second, _NARROW) for path, second in moments.items()}
+        rounded = {
+            path: Rounded(blocks, round_in_blocks(_floats(known[path]), _WIDE))
+            for path, blocks in four.items()
+            if np.array_equal(calibration.layers[path].weight.detach().numpy().T, known[path])
+        }
+        alone, chosen = choose(calibration, rounded, logits=self.logits)
+        unit = "nats" if self.logits else "of the mean square"
+        self.notes.append(
+            f"weights rounded on {calibration.words}; in 4 bits alone the outputs move {alone:.2g} {unit}"
+        )
+        self.notes += [
+            f"8 bits for {effect.kind}: {effect.distance:.2g} {unit}, {effect.growth:.1%} larger weights; "
+            f"they need onnxruntime {WIDE_BLOCKS_FROM}"
+            for effect in chosen
+        ]
+        kinds = {effect.kind for effect in chosen}
+        wide = {path: layer.eight for path, layer in rounded.items() if kind_of(path) in kinds}
+        return four | wide
+
+
+def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
+    """Store the model's linear layers in blocks, in place, and return the model.
+
+    Args:
+        model: traced, fp32, with or without ONNX functions.
+        rounding: how; by default each matrix by its own numbers.
+
+    Raises:
+        ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
+    """
+    rounding = Rounding() if rounding is None else rounding
+    rounding.of_tables(model)
+    matrices, paths = {}, {}
+    for node in linear_layers(model):
+        name, numbers = _matrix(node)
+        path = node.metadata_props.get(MODULE, "")
+        if path and name not in paths and np.isfinite(numbers).all():
+            matrices[path], paths[name] = numbers, path
+    made = rounding.blocks(matrices)
+    blocks = {name: made[path] for name, path in paths.items() if path in made}
+    replace_layers(model, "blocks", partial(_stored, model, blocks), _replace)
+    return model
+
+
+def _fits(calibration: Calibration, path: str, matrix: NDArray[Any]) -> bool:
+    layer = calibration.layers.get(path)
+    return layer is not None and layer.in_features == len(matrix)
+
+
+def _floats(matrix: NDArray[Any]) -> NDArray[np.float32]:
+    return matrix.astype(np.float32, copy=False)
+
+
+def _matrix(node: ir.Node) -> tuple[str, NDArray[Any]]:
+    """Return the name and the numbers `[K, N]` of a linear layer's matrix, as `replace_layers` names it."""
+    matrix = node.inputs[1]
+    assert matrix is not None and matrix.const_value is not None
+    numbers = matrix.const_value.numpy()
+    turned = is_transposed(node)
+    return f"{matrix.name}{'.turned' if turned else ''}", numbers.T if turned else numbers
+
+
+def _stored(model: ir.Model, made: Mapping[str, Blocks], name: str, matrix: NDArray[Any]) -> list[ir.Value]:
+    """Add the initializers of a matrix in blocks: levels, scales and zero points."""
+    blocks = made[name] if name in made else round_in_blocks(_floats(matrix), _NARROW)
+    fits = packed if blocks.bits == _NARROW else np.ascontiguousarray
+    # The scales in one dimension, as every release reads them.
+    parts = {
+        "levels": fits(blocks.levels), "scales": blocks.scales.reshape(-1), "zeros": fits(blocks.zeros).reshape(-1)
+    }  # fmt: skip
+    return [add_constant(model.graph, f"{name}.{part}", array) for part, array in parts.items()]
+
+
+def _replace(node: ir.Node, matrix: StoredMatrix) -> None:
+    """Put a product with a stored matrix in the place of a linear layer."""
+    levels = matrix.initializers[0].shape
+    assert levels is not None
+    replace_node(
+        node,
+        OP_TYPE,
+        [node.inputs[0], *matrix.initializers],
+        domain=DOMAIN,
+        name=node.name,
+        K=matrix.rows,
+        N=matrix.columns,
+        bits=int(levels[-1]) * 8 // BLOCK,
+        block_size=BLOCK,
+        accuracy_level=_ACCURACY,
+    )

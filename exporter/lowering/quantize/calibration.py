@@ -1,0 +1,117 @@
+"""Measure what a model's linear layers meet in use: second moments of their inputs, and how far its outputs move."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+# Bytes of moments that are held at a time; a model with more is run once for each part of its layers.
+_MEMORY = 1 << 30
+# Logits of so many positions at a time become distributions.
+_POSITIONS = 64
+
+
+class Calibration:
+    """A model in fp32, and inputs as it meets them in use.
+
+    Args:
+        entry: takes the inputs by position and returns its outputs; its attribute `model` is the traced module, whose
+            linear layers are told apart by their paths in it.
+        rows: the inputs of each call.
+        judged: the inputs on which effects are measured; others than `rows`.
+        words: what the inputs are, for reports.
+    """
+
+    def __init__(
+        self,
+        entry: nn.Module,
+        rows: Sequence[tuple[Tensor, ...]],
+        judged: Sequence[tuple[Tensor, ...]],
+        words: str,
+    ) -> None:
+        self.entry, self.rows, self.judged, self.words = entry, rows, judged, words
+        model = entry.model
+        assert isinstance(model, nn.Module)
+        self.layers = {path: part for path, part in model.named_modules() if isinstance(part, nn.Linear)}
+
+    def moments(self, paths: Collection[str]) -> Iterator[Mapping[str, Tensor]]:
+        """Yield the second moments of the inputs of layers, fp32 `[K, K]` by path, some layers at a time.
+
+        Layers that the inputs never reach are left out. Moments are the mean of x·xᵀ over all positions, without those
+        whose input is all zeros.
+        """
+        part: list[str] = []
+        size = 0
+        for path in paths:
+            width = self.layers[path].in_features
+            if part and size + 4 * width * width > _MEMORY:
+                yield self._moments(part)
+                part, size = [], 0
+            part.append(path)
+            size += 4 * width * width
+        if part:
+            yield self._moments(part)
+
+    @torch.no_grad()
+    def _moments(self, paths: Sequence[str]) -> Mapping[str, Tensor]:
+        sums: dict[str, Tensor] = {}
+        counts: dict[str, int] = {}
+        # Layers that read one tensor, as queries, keys and values do, share its moments.
+        last: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def take(path: str, given: Tensor) -> None:
+            known = last.get(given.data_ptr())
+            if known is not None and known[0] is given:
+                product = known[1]
+            else:
+                x = given.detach().reshape(-1, given.shape[-1]).float()
+                product = x.T @ x
+                last.clear()
+                last[given.data_ptr()] = given, product
+            sums[path] = sums[path].add_(product) if path in sums else product.clone()
+            counts[path] = counts.get(path, 0) + given.numel() // given.shape[-1]
+
+        with ExitStack() as stack:
+            for path in paths:
+                hook = self.layers[path].register_forward_pre_hook(lambda _, inputs, path=path: take(path, inputs[0]))
+                stack.callback(hook.remove)
+            for row in self.rows:
+                self.entry(*row)
+                last.clear()
+        return {path: total / counts[path] for path, total in sums.items()}
+
+    @torch.no_grad()
+    def outputs(self) -> list[Tensor]:
+        """Return the first output on the inputs to judge, fp32."""
+        return [self.entry(*row)[0].float() for row in self.judged]
+
+    @torch.no_grad()
+    def distance(self, wanted: Sequence[Tensor], *, logits: bool) -> float:
+        """Return how far the model is from what it once gave on the inputs to judge.
+
+        Args:
+            wanted: of `outputs`.
+            logits: the last axis is a distribution over a vocabulary: the distance is then the Kullback-Leibler
+                divergence in nats a position; else the mean squared error relative to the mean square.
+        """
+        total, count = 0.0, 0.0
+        for before, after in zip(wanted, self.outputs(), strict=True):
+            old, new = (x.reshape(-1, x.shape[-1]) for x in (before, after))
+            if not logits:
+                total += float((old - new).square().sum())
+                count += float(old.square().sum())
+                continue
+            for first in range(0, len(old), _POSITIONS):
+                p, q = (x[first : first + _POSITIONS].log_softmax(-1) for x in (old, new))
+                total += float((p.exp() * (p - q)).sum())
+            count += len(old)
+        return total / count if count else 0.0
+
+
+def kind_of(path: str) -> str:
+    """Return which layers are alike: the path of a layer with `*` in place of numbers."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)

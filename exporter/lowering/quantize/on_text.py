@@ -1,0 +1,64 @@
+"""Decide how the weights of a checkpoint are rounded: on text, as the model meets it, wherever it takes tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ....core.tensors import TensorSpec
+from ....runtime.inputs.arrays import random_inputs
+from ....runtime.text_inputs.rows import Row, arrays_of_rows
+from ....runtime.text_inputs.tokens import Tokens, open_tokens
+from ...source.source_model import SourceModel
+from ..trace import entry_of
+from .blocked import Rounding
+from .calibration import Calibration
+from .weights import WEIGHT_KINDS
+
+# Tokens of all rows that moments are taken on, and of one row, at most.
+_TOKENS, _ROW = 4096, 512
+# Tokens of other rows, on which effects are measured.
+_JUDGED = 512
+_MOST_ROWS = 64
+# Passages of a row.
+_PASSAGES = 2
+
+
+def rounding_on_text(weights: str | None, source: SourceModel, checkpoint: Path) -> Rounding | None:
+    """Return how the weights of an export are rounded; None for kinds of weights that need no inputs.
+
+    The text is the part of the shipped text that nothing is judged on.
+
+    Args:
+        weights: a key of `WEIGHT_KINDS`, or None.
+        source: the model.
+        checkpoint: the file or folder, beside which a tokenizer may lie.
+    """
+    if weights is None or not WEIGHT_KINDS[weights].calibrates:
+        return None
+    folders = [] if not checkpoint.exists() else [checkpoint if checkpoint.is_dir() else checkpoint.parent]
+    tokens = open_tokens(folders, source.token_limit, getattr(source.args, "config", None), "calibration")
+    if tokens is None:
+        return Rounding(notes=["weights rounded by their own numbers: the model takes no tokens to calibrate on"])
+    longest = source.shapes.seq_len
+    length = min(_ROW, longest)
+    count, judged = (min(_MOST_ROWS, max(1, tokens_of_all // length)) for tokens_of_all in (_TOKENS, _JUDGED))
+    at = source.resized(seq_len=length, batch=1)
+    rows = _rows(at, tokens, range(count + judged))
+    words = tokens.describe(count, count * length)
+    return Rounding(
+        Calibration(entry_of(at, "fp32"), rows[:count], rows[count:], words), logits=source.outputs[0] == "logits"
+    )
+
+
+def _rows(source: SourceModel, tokens: Tokens, starts: range) -> list[tuple[torch.Tensor, ...]]:
+    """Return the inputs of calls of one row each, at the sizes of the model."""
+    specs: list[TensorSpec] = source.inputs("fp32")
+    drawn = random_inputs(specs, 0, source.token_limit)
+    found = []
+    for start in starts:
+        row = Row("", tokens.row(start % tokens.kinds, source.shapes.seq_len, pieces=_PASSAGES))
+        arrays = arrays_of_rows([row], specs, drawn, tokens.pad)
+        found.append(tuple(torch.from_numpy(arrays[spec.name]) for spec in specs))
+    return found

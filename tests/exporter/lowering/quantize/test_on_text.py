@@ -1,0 +1,158 @@
+"""Weights rounded on text, held against the same model's weights rounded by their own numbers, on other text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import localattn.demo
+from localattn.exporter.export import ExportRequest, export, open_request
+from localattn.exporter.lowering.quantize.blocked import Rounding
+from localattn.exporter.lowering.quantize.blocks import Blocks, round_in_blocks
+from localattn.exporter.lowering.quantize.calibration import Calibration, kind_of
+from localattn.exporter.lowering.quantize.mixed_bits import Rounded, choose
+from localattn.exporter.lowering.quantize.on_text import rounding_on_text
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.step_export import StepRequest, export_steps
+from localattn.runtime.text_inputs.tokens import open_tokens
+
+from ....conftest import save_upstream
+
+DEMO = next(Path(localattn.demo.__file__).parent.glob("*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def rounding() -> Rounding:
+    """How the demo's trained model is rounded."""
+    _, source = open_request(ExportRequest(DEMO, Path("unwritten.onnx"), shapes=ShapeRequest(seq_len=512)))
+    found = rounding_on_text("int4", source, DEMO)
+    assert found is not None and found.calibration is not None
+    return found
+
+
+def judgement(calibration: Calibration, length: int = 512) -> Calibration:
+    """The same model, with rows of the text that files are judged on."""
+    tokens = open_tokens([DEMO.parent], 256, None, "judgement")
+    assert tokens is not None
+    rows = [(torch.from_numpy(tokens.row(start, length, pieces=2)[None]),) for start in range(4)]
+    return Calibration(calibration.entry, [], rows, "")
+
+
+def test_text_rounds_a_trained_model_better_than_its_numbers_alone(rounding: Rounding) -> None:
+    calibration = rounding.calibration
+    assert calibration is not None
+    judged = judgement(calibration)
+    wanted = judged.outputs()
+    matrices = {
+        path: np.ascontiguousarray(layer.weight.detach().numpy().T)
+        for path, layer in calibration.layers.items()
+        if min(layer.weight.shape) >= 32
+    }
+    kept = {path: calibration.layers[path].weight for path in matrices}
+
+    def distance(blocks: dict[str, Blocks]) -> float:
+        for path, made in blocks.items():
+            weight = torch.from_numpy(np.ascontiguousarray(made.matrix().T))
+            calibration.layers[path].weight = torch.nn.Parameter(weight, requires_grad=False)
+        found = judged.distance(wanted, logits=True)
+        for path, weight in kept.items():
+            calibration.layers[path].weight = weight
+        return found
+
+    made = dict(rounding.blocks(matrices))
+    assert made.keys() == matrices.keys() and rounding.calibration is None
+    assert "8 rows of text, 4,096 tokens" in rounding.notes[0]
+    alone = distance({path: round_in_blocks(matrix) for path, matrix in matrices.items()})
+    assert judged.distance(wanted, logits=True) == 0
+    assert 0 < distance(made) < 0.8 * alone
+
+
+def test_the_kind_of_layer_that_matters_gets_8_bits() -> None:
+    """One kind is followed by a scale of 30: rounding it costs the outputs most."""
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(
+                torch.nn.ModuleDict({"loud": torch.nn.Linear(64, 32), "quiet": torch.nn.Linear(64, 640)})
+                for _ in range(2)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([y for part in self.blocks for y in (30 * part["loud"](x), part["quiet"](x))], -1)
+
+    class Entry(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Two()
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (self.model(x),)
+
+    torch.manual_seed(0)
+    rows = [(torch.randn(8, 64),)]
+    calibration = Calibration(Entry(), rows, rows, "")
+    before = [weight.clone() for weight in calibration.entry.parameters()]
+    rounded = {
+        path: Rounded(
+            *(round_in_blocks(np.ascontiguousarray(layer.weight.detach().numpy().T), bits) for bits in (4, 8))
+        )
+        for path, layer in calibration.layers.items()
+    }
+    alone, chosen = choose(calibration, rounded, logits=False)
+    assert [effect.kind for effect in chosen] == ["blocks.*.loud"] and chosen[0].distance < alone / 3
+    assert all(torch.equal(old, new) for old, new in zip(before, calibration.entry.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("model.layers.12.self_attn.v_proj", "model.layers.*.self_attn.v_proj"), ("3", "*"), ("block2.fc1", "block2.fc1")],
+)
+def test_layers_of_a_kind_differ_in_numbers_alone(path: str, kind: str) -> None:
+    assert kind_of(path) == kind
+
+
+def test_moments_are_those_of_the_inputs_and_shared_where_the_input_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from localattn.exporter.lowering.quantize import calibration as module
+
+    class Entry(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8) for name in ("a", "b", "c", "unused")})
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (self.model["c"](self.model["a"](x) + self.model["b"](x)),)
+
+    torch.manual_seed(0)
+    rows = [(torch.randn(3, 5, 8),), (torch.randn(2, 8),)]
+    made = Calibration(Entry(), rows, [], "")
+    whole = torch.cat([row[0].reshape(-1, 8) for row in rows])
+    with torch.no_grad():
+        inner = made.layers["a"](whole) + made.layers["b"](whole)
+    for memory in (1 << 30, 1):
+        monkeypatch.setattr(module, "_MEMORY", memory)
+        found = {path: x for part in made.moments(["a", "b", "c", "unused"]) for path, x in part.items()}
+        assert found.keys() == {"a", "b", "c"}
+        for path, x in (("a", whole), ("b", whole), ("c", inner)):
+            torch.testing.assert_close(found[path], x.T @ x / len(x), rtol=1e-5, atol=1e-6)
+
+
+def test_step_and_chunk_files_hold_the_same_rounded_weights(tmp_path: Path) -> None:
+    report = export_steps(StepRequest(ExportRequest(DEMO, tmp_path / "s.onnx", weights="int4", quick=True), chunk=16))[
+        0
+    ]
+    assert any("rounded on" in note for note in report.notes)
+    assert len(list(tmp_path.glob("*.data"))) == 1
+
+
+def test_a_model_without_tokens_is_rounded_by_its_numbers_and_says_so(tmp_path: Path) -> None:
+    kwargs = {"dim": 64, "window_size": 8, "dim_head": 32, "heads": 2, "causal": True}
+    checkpoint = save_upstream(tmp_path, "local_attention.LocalMHA", kwargs)
+    shapes = ShapeRequest(seq_len=32)
+    report = export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=shapes, weights="int4", quick=True))
+    assert any("by their own numbers" in note for note in report.notes)
+    assert any(node.op_type == "MatMulNBits" for node in onnx.load(tmp_path / "m.onnx").graph.node)
