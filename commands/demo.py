@@ -49,6 +49,8 @@ def demo(
     if output_format == "json":
         document = {
             "model": str(model),
+            "passed": result.report.passed,
+            "outcomes": result.report.outcomes,
             "plugin": result.session.plugin,
             "checks": [check.model_dump() for check in result.report.sidecar.checks],
             "bits_per_byte": result.bits_per_byte,

@@ -13,7 +13,7 @@ from typing import Any
 from ...core.errors import LocalAttnError
 from ...core.storage.reading import read_json
 
-_TOKENIZER_CONFIG, _CONFIG = "tokenizer_config.json", "config.json"
+_TOKENIZER_CONFIG, _CONFIG, _GENERATION = "tokenizer_config.json", "config.json", "generation_config.json"
 _MOST_BYTES = 32 << 20
 _TEMPLATE = "chat_template.jinja"
 # Tokens that a sequence may begin with: their names in `config.json`, with `_id`, and in `tokenizer_config.json`.
@@ -65,7 +65,7 @@ def of_folder(folder: Path, config: Mapping[str, Any] | None = None) -> SpecialT
         name: texts.get(name, ()) if names.get(f"add_{name}") is True else () for name in ("bos_token", "eos_token")
     }
     return SpecialTokens(
-        dict(_ids(raw)),
+        _merged(dict(_ids(raw)), dict(_ids(_read(folder / _GENERATION, notes)))),
         texts,
         names.get("padding_side") == "left",
         adds["bos_token"],
@@ -85,6 +85,11 @@ def _ids(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             ids = tuple(x for x in listed if isinstance(x, int) and not isinstance(x, bool) and x >= 0)
             if ids:
                 yield name, ids
+
+
+def _merged(ids: Mapping[str, tuple[int, ...]], more: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Add special tokens that another file states to those of one, which come first."""
+    return {name: tuple(dict.fromkeys((*ids.get(name, ()), *more.get(name, ())))) for name in (*ids, *more)}
 
 
 def _texts(found: Any) -> tuple[str, ...]:

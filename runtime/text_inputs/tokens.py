@@ -253,7 +253,7 @@ class DrawnTokens(Tokens):
         fronts = {
             token: name
             for name in ("sep_token", "mask_token", "eos_token", "decoder_start_token", "cls_token", "bos_token")
-            for token in special.ids.get(name, ())
+            for token in reversed(special.ids.get(name, ()))  # the first that is stated comes last, and is the front
             if token < limit
         }
         token, name = list(fronts.items())[-1] if fronts else (-1, "")
@@ -343,8 +343,7 @@ def open_tokens(
             return found
     if limit == _BYTES:
         return ByteTokens(part)
-    if not special.ids:
-        special = next((stated for x in folders if (stated := of_folder(x, config)).ids), special)
+    special = next((stated for x in folders if (stated := of_folder(x, config)).ids), special)
     return DrawnTokens(limit, special, why)
 
 

@@ -91,6 +91,29 @@ def test_step_files(tiny: Path, localattn: Command) -> None:
     assert json.loads(ended.out)["companion"]["passed"] is True
 
 
+def test_demo_says_what_its_export_says(tmp_path: Path, localattn: Command) -> None:
+    made = localattn("demo", "-o", tmp_path / "demo", "--rows", "1", "--length", "0", "--format", "json")
+    agrees(made, True)
+
+
+def test_what_checks_nothing_has_no_verdict(
+    exported: Path, localattn: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was checked before and what is measured is neither right nor wrong, and has no `passed` to go by."""
+    monkeypatch.setattr("localattn.doctor.run_probes.run_probes", lambda probes: [])
+    bench = ("bench", exported, "--iterations", "1", "--duration", "0", "--rounds", "1")
+    for command in (("inspect", exported), bench, ("doctor",)):
+        ended = localattn(*command, "--format", "json")
+        document = json.loads(ended.out)
+        assert ended.code == 0 and not {"passed", "outcomes"} & set(document), (command, ended)
+    sidecar = exported.with_name("m.onnx.json")
+    forged = json.loads(sidecar.read_text())
+    forged["checks"][0]["status"] = "failed"
+    sidecar.write_text(json.dumps(forged))
+    shown = localattn("inspect", exported)  # a sidecar has a digest of its own
+    assert shown.code == 1 and "was altered" in shown.err and not shown.out
+
+
 class Made(Report):
     """A report with given outcomes."""
 

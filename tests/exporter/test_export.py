@@ -161,7 +161,7 @@ def test_a_model_as_wide_as_the_sequence_is_no_fault(tmp_path: Path) -> None:
 
 
 def test_a_failed_check_leaves_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)  # the window is lost
+    monkeypatch.setattr(attention_function, "HIDDEN_SCORE", 0.0)  # the window is lost
     with pytest.raises(CheckFailed, match="parity"):
         export(ExportRequest(tiny, tiny.with_name("m.onnx")))
     assert {path.name for path in tiny.parent.iterdir()} == {"model.pt", "model.json"}
@@ -204,7 +204,7 @@ class Written:
 @pytest.mark.parametrize("outside", [0.0, -3.0])
 def test_the_window_check_finds_a_lost_window(tiny: Path, monkeypatch: pytest.MonkeyPatch, outside: float) -> None:
     assert Written(tiny).window().status == "passed"
-    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", outside)
+    monkeypatch.setattr(attention_function, "HIDDEN_SCORE", outside)
     spoiled = Written(tiny).window()
     assert spoiled.status == "failed"
     assert "sees outside" in spoiled.detail

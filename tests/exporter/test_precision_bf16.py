@@ -198,7 +198,7 @@ def test_a_planted_error_fails_parity(
 def test_a_lost_window_is_not_published(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from localattn.exporter.lowering import attention_function
 
-    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)
+    monkeypatch.setattr(attention_function, "HIDDEN_SCORE", 0.0)
     with pytest.raises(CheckFailed):
         export(ExportRequest(wide, wide.with_name("lost.onnx"), dtype="bf16"))
     assert not wide.with_name("lost.onnx").exists()

@@ -47,7 +47,7 @@ _RUNNING = (
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder holds a Hugging Face configuration, or one that cannot be read, or only an adapter.
+    """Return whether a folder holds a Hugging Face configuration, or one that cannot be read, or only adapters.
 
     Raises:
         UsageError: the folder cannot be read.
@@ -59,7 +59,7 @@ def is_hugging_face(folder: Path) -> bool:
     if not names.isdisjoint(_WITHOUT_CONFIG):
         return True
     if CONFIG not in names:
-        return False
+        return any(folder.glob("*/adapter_config.json"))
     try:
         config = read_config(folder)
     except UsageError:

@@ -43,7 +43,7 @@ from .config import (
     rotation_changes,
     rotation_grows,
 )
-from .folder import SAFETENSORS, files, refuse_sentence_transformers, unread
+from .folder import HOW_TO_MERGE, SAFETENSORS, adapters_below, files, refuse_sentence_transformers, unread
 from .module import BATCHED, MASK, load, made_model, of_whole_sequences, parameters
 from .observe import read_layers
 from .reference import check_live, check_numbers, copied, reference, undecided, untouched
@@ -195,6 +195,12 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
         args = HuggingFaceArgs(**{**args.model_dump(), "inputs": known["inputs"], "max_length": known["max_length"]})
     original = weights.original(kind, folder, state)
     doubts = changed_meanings(raw)
+    below = adapters_below(folder)
+    if below:
+        doubts.append(
+            f"{folder.name} has adapters in folders of their own ({bounded(below, 3)}), which transformers does not "
+            f"apply to its weights, and neither does the export. If they belong to the model: {HOW_TO_MERGE}"
+        )
     return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes, doubts, original)
 
 

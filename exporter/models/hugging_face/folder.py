@@ -35,6 +35,10 @@ HOW_TO_MERGE = (
     "Merge it where peft is installed, and export the result: "
     "PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)"
 )
+# Kinds of PEFT that put something in front of the tokens, or choose layers as they run: nothing can merge them.
+_NEVER_MERGED = frozenset(
+    ("PREFIX_TUNING", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "CPT", "ADAPTION_PROMPT", "XLORA", "POLY")
+)
 _UNQUANTISED = f"Export the original weights; {argument('weight_dtype', 'int8')} makes them small."
 
 
@@ -65,6 +69,26 @@ _BESIDE = (
     _State(("quant_config.json",), "weights quantised by AWQ", _UNQUANTISED, ("w_bit", "bits", "quant_method")),
     _State(("hf_quant_config.json",), "weights quantised by ModelOpt", _UNQUANTISED, ("quantization",)),
 )
+
+
+def _how_to_merge(folder: Path) -> str:
+    """Return what to do about an adapter in a folder: what is merged depends on its kind."""
+    try:
+        found = read_json(folder / ADAPTER, 1 << 20, "")
+    except UsageError:
+        return HOW_TO_MERGE
+    kind = found.get("peft_type") if isinstance(found, Mapping) else None
+    if kind not in _NEVER_MERGED:
+        return HOW_TO_MERGE
+    return f"{kind} cannot be merged into the weights. Export the base, in a copy of the folder without the adapter."
+
+
+def adapters_below(folder: Path) -> list[str]:
+    """List the adapters in the folders of a folder, which transformers does not apply when it loads that folder."""
+    try:
+        return sorted(f"{path.parent.name}/{ADAPTER}" for path in folder.glob(f"*/{ADAPTER}"))
+    except OSError:  # a folder that cannot be listed
+        return []
 
 
 def names_in(folder: Path) -> list[str]:
@@ -190,7 +214,8 @@ def _refuse_beside(folder: Path, names: Sequence[str]) -> None:
     for state in _BESIDE:
         for name in (name for name in names if any(fnmatchcase(name, pattern) for pattern in state.names)):
             if not state.entries or _has_one(folder / name, state.entries):
-                raise UsageError(f"{folder} has {state.what}.", why=f"{name} lies there.", fix=state.fix)
+                fix = _how_to_merge(folder) if state.fix == HOW_TO_MERGE else state.fix
+                raise UsageError(f"{folder} has {state.what}.", why=f"{name} lies there.", fix=fix)
 
 
 def _has_one(path: Path, entries: Sequence[str]) -> bool:
@@ -211,6 +236,10 @@ def _without_config(folder: Path, names: Sequence[str]) -> UsageError:
             why=f"Its transformer lies in {inner['path']}; what follows it is not exported.",
             fix=f"Give {folder / inner['path']} with {argument('task', FEATURES)} to export the transformer alone.",
         )
+    below = adapters_below(folder)
+    if below:
+        what = f"{folder} has no model, and an adapter (LoRA or another kind of PEFT) in a folder of its own."
+        return UsageError(what, why=f"{bounded(below, 3)} lies there.", fix=_how_to_merge((folder / below[0]).parent))
     return UsageError(f"{folder} has no {CONFIG}.", why="A model of its family has one.", fix="Copy all of it.")
 
 

@@ -76,7 +76,7 @@ def test_two_runs_find_a_lost_window(
     findings, sentence = found()
     assert findings.boundaries == 3 and not findings.faults
     assert "weigh on queries" in sentence
-    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)  # the window is lost
+    monkeypatch.setattr(attention_function, "HIDDEN_SCORE", 0.0)  # the window is lost
     findings, _ = found()
     assert any("must not" in fault for fault in findings.faults)
 

@@ -329,6 +329,28 @@ def test_an_adapter_without_a_base_is_refused(tmp_path: Path, localattn: Command
     assert done.code == 2 and "merge_and_unload" in done.err, done.err
 
 
+@pytest.mark.parametrize("kind", ["PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "ADAPTION_PROMPT"])
+def test_adapters_that_nothing_can_merge_are_told_as_such(kind: str, mistral: Path) -> None:
+    """PEFT raises on `merge_and_unload` of these, so it would be no advice."""
+    (mistral / "adapter_config.json").write_text(json.dumps({"peft_type": kind}))
+    with pytest.raises(UsageError, match="has an adapter") as caught:
+        open_checkpoint(mistral)
+    assert f"{kind} cannot be merged" in caught.value.fix and "merge_and_unload" not in caught.value.fix
+
+
+def test_an_adapter_in_a_folder_of_its_own_is_told(mistral: Path, localattn: Command) -> None:
+    """transformers does not apply it, so the export warns and goes on; without a model beside it there is none."""
+    below = mistral / "checkpoint-500"
+    below.mkdir()
+    (below / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (warning,) = open_checkpoint(mistral).warnings
+    assert "checkpoint-500/adapter_config.json" in warning and "merge_and_unload" in warning
+    for path in [path for path in mistral.iterdir() if path.is_file()]:
+        path.unlink()
+    done = localattn("export", mistral, "-o", mistral.parent / "model.onnx")
+    assert done.code == 2 and "checkpoint-500/adapter_config.json" in done.err and "merge_and_unload" in done.err
+
+
 def test_settings_of_another_programs_quantiser_are_no_state(mistral: Path) -> None:
     (mistral / "quantize_config.json").write_text('{"per_channel": true, "modes": ["q8"]}')  # of transformers.js
     assert open_checkpoint(mistral).loaded.state

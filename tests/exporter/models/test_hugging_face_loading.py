@@ -5,7 +5,6 @@ A fault in any part of the exporter's own loading must show in parity; so each p
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,35 +25,20 @@ from localattn.exporter.models.hugging_face import family, module, weights
 
 from ...conftest import Finished
 from ...support import run_folder
-from ...support.models.hugging_face import CASES, Case, build
+from ...support.models.hugging_face import CASES, HEADS, Case, build
+from ...support.models.hugging_face import save as save_model
+from ...support.models.hugging_face import update_config as _config
 
 transformers = pytest.importorskip("transformers")
 Command = Callable[..., Finished]
 BY_NAME = {case.name: case for case in CASES}
-# Types whose head is tied to the embedding, as their classes know it.
-TIED = {"tie_word_embeddings": True}
 NOT_EXPORTED = ("recurrent_gemma",)
-KINDS = ("untied", "tied", "retied")
 
 
 def save(folder: Path, name: str, kind: str = "untied", **values: Any) -> Path:
-    """Save a model of a type whose head is tied, is not, or was trained apart while config.json still ties it."""
-    case = BY_NAME[name]
-    model = build(case, **({} if kind == "untied" else TIED), **values)
-    head = model.get_output_embeddings()
-    if kind == "retied" and head is not None:
-        generator = torch.Generator().manual_seed(3)
-        head.weight = torch.nn.Parameter(head.weight.detach() + torch.randn(head.weight.shape, generator=generator))
-        model.config.tie_word_embeddings = False
-    model.save_pretrained(folder)
-    if kind == "retied":
-        _config(folder, TIED)
+    """Save a model of a type, with a head of this kind, and return its folder."""
+    save_model(folder, BY_NAME[name], kind, **values)
     return folder
-
-
-def _config(folder: Path, values: dict[str, Any]) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +56,7 @@ def _as_users_load_it(folder: Path, case: Case) -> Any:
     return getattr(transformers, case.model).from_pretrained(folder).eval()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize(
     "case",
     [

@@ -158,7 +158,7 @@ def test_a_module_in_training_and_half_precision(tmp_path: Path) -> None:
 
 
 def test_a_lost_window_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)
+    monkeypatch.setattr(attention_function, "HIDDEN_SCORE", 0.0)
     with pytest.raises(CheckFailed, match="parity"):
         export_module(randomised(Mixer()), ["x:float32:[2,18,16]"], tmp_path / "m.onnx")
     # The layer's own check finds it too, where the outputs would not tell.

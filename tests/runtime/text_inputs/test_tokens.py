@@ -149,6 +149,15 @@ def test_drawn_tokens_have_ranks_behind_a_special_one() -> None:
     assert (tokens.row(1, 50) != tokens.row(2, 50)).any() and (tokens.row(1, 50) == tokens.row(1, 50)).all()
 
 
+def test_tokens_that_only_the_generation_configuration_states_are_tried(tmp_path: Path) -> None:
+    """Chat models end a turn with one that `config.json` does not name; folders without tokenizer.json have it too."""
+    stated = {"bos_token_id": 6, "eos_token_id": [7, 9], "decoder_start_token_id": 11}
+    (tmp_path / "generation_config.json").write_text(json.dumps(stated))
+    tokens = opened(tmp_path, limit=1000, config={"bos_token_id": 5, "eos_token_id": 7})
+    assert tokens.opening == "bos_token_id 5"
+    assert {opening.ids for opening in tokens.openings} == {(6,), (7,), (9,), (11,)}
+
+
 def test_no_tokens_without_a_vocabulary(tmp_path: Path) -> None:
     assert open_tokens([tmp_path], None) is None
 

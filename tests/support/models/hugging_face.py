@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +67,33 @@ def build(case: Case, seed: int = 0, **others: Any) -> Any:
             elif name.endswith(("q_norm.weight", "k_norm.weight")):
                 parameter.fill_(_NORM.get(case.name, 1))
     return model
+
+
+# How the head and the embedding of a folder may stand to each other; "retied" is a head that training untied while
+# config.json still says that it is tied.
+HEADS = ("untied", "tied", "retied")
+
+
+def save(folder: Path, case: Case, head: str = "untied", **values: Any) -> Any:
+    """Save a model whose head is one of `HEADS`, and return the model as it is in memory."""
+    model = build(case, **({} if head == "untied" else {"tie_word_embeddings": True}), **values)
+    layer = model.get_output_embeddings()
+    if head == "retied" and layer is not None:
+        generator = torch.Generator().manual_seed(3)
+        changed = layer.weight.detach() + torch.randn(layer.weight.shape, generator=generator)
+        layer.weight = torch.nn.Parameter(changed)
+        model.config.tie_word_embeddings = False
+    model.save_pretrained(folder)
+    if head == "retied":
+        update_config(folder, {"tie_word_embeddings": True})
+    return model
+
+
+def update_config(folder: Path, values: Mapping[str, Any], without: Collection[str] = ()) -> None:
+    """Change entries of a folder's config.json, and take some out."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({name: value for name, value in config.items() if name not in without}))
 
 
 _BACK = f"{WINDOW - 1} back"

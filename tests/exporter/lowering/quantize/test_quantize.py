@@ -82,7 +82,7 @@ def test_the_command_states_its_parity(localattn: Callable[..., Finished], wide:
 def test_a_spoiled_int8_file_fails(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from localattn.exporter.lowering import attention_function
 
-    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)  # the window is lost
+    monkeypatch.setattr(attention_function, "HIDDEN_SCORE", 0.0)  # the window is lost
     with pytest.raises(CheckFailed):
         export(ExportRequest(wide, wide.with_name("m.onnx"), weights="int8"))
     assert not wide.with_name("m.onnx").exists()
