@@ -53,7 +53,8 @@ class Blocks:
     @property
     def nbytes(self) -> float:
         """Bytes that levels, fp32 scales and zero points take when they are packed."""
-        return float(self.scales.size) * (self.levels.shape[-1] * self.bits / 8 + 4 + self.bits / 8)
+        each: float = self.levels.shape[-1] * self.bits / 8 + 4 + self.bits / 8
+        return self.scales.size * each
 
     def matrix(self) -> Floats:
         """Return the rounded matrix, fp32 `[K, N]`."""
