@@ -519,15 +519,31 @@ class _Scope:
         graph: the graph or function.
         outer: the graph it is in.
         known: names whose values are known besides.
+        attributes: of a function: the numbers that its caller gives as attributes.
     """
 
-    def __init__(self, graph: Any, outer: _Scope | None, known: Mapping[str, int | bool | None] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        outer: _Scope | None,
+        known: Mapping[str, int | bool | None] | None = None,
+        attributes: Mapping[str, int | bool | None] | None = None,
+    ) -> None:
         self._outer = outer
         self._known = dict(known or {})
+        self._attributes: Mapping[str, int | bool | None] = (
+            attributes if attributes is not None else outer._attributes if outer is not None else {}
+        )
         self._nodes = {name: node for node in graph.node for name in node.output}
         self._tensors = {tensor.name: tensor for tensor in getattr(graph, "initializer", ())}
         # A function's inputs are names, a graph's are values.
         self._fed = {_name(entry): entry for entry in graph.input}
+
+    def attribute(self, attribute: Any) -> int | bool | None:
+        """Return the number of an attribute, also of one that the caller of the function gives; None for others."""
+        if attribute.ref_attr_name:
+            return self._attributes.get(attribute.ref_attr_name)
+        return _number(attribute)
 
     def value(self, name: str) -> int | bool | None:
         """Return the number or flag that a name has at every run; None where that is not known."""
@@ -551,8 +567,10 @@ class _Scope:
             elif node.op_type in _COMPUTED and not domain_of(node) and left[0] > _LONGEST_CHAIN - 64:
                 values = [scope._value(each, left) for each in node.input]
                 return None if None in values else _COMPUTED[node.op_type](values)
+            elif node.op_type == "Constant" and not domain_of(node):
+                return next((x for each in node.attribute if (x := scope.attribute(each)) is not None), None)
             else:
-                return _constant(node)
+                return None
         return None
 
     def length(self, name: str, axis: int) -> int:
@@ -615,7 +633,8 @@ class _Runs:
 
     def __init__(self, functions: Mapping[Key, Any]) -> None:
         self._functions = functions
-        self._known: dict[Key, int] = {}
+        # By function, and by what its caller makes known: values of inputs, numbers of attributes.
+        self._known: dict[tuple[object, ...], int] = {}
         self.worst = ""
         self._most = 0
 
@@ -626,16 +645,29 @@ class _Runs:
     def _of_node(self, node: Any, scope: _Scope) -> int:
         key = (domain_of(node), node.op_type, node.overload)
         if key in self._functions:
-            if key not in self._known:
-                body = self._functions[key]
-                self._known[key] = self.of(body, _Scope(body, None))
-            return self._known[key]
+            return self._of_call(key, node, scope)
         inner = list(graphs_of(node))
         if key[:2] == ("", LOOP) and len(inner) == 1:
             return self._of_loop(node, inner[0], scope)
         if key[:2] == ("", SCAN) and len(inner) == 1:
             return self._of_scan(node, inner[0], scope)
         return 1 + sum(self.of(graph, _Scope(graph, scope)) for graph in inner)
+
+    def _of_call(self, key: Key, node: Any, scope: _Scope) -> int:
+        body = self._functions[key]
+        names = [_name(entry) for entry in body.input]
+        # An input that is left out reads as no value, not as one of an outer graph.
+        inputs = {
+            name: scope.value(given) if given else None
+            for name, given in zip(names, [*node.input, *[""] * len(names)], strict=False)
+        }
+        attributes = {each.name: _number(each) for each in body.attribute_proto}
+        attributes |= {each.name: scope.attribute(each) for each in node.attribute}
+        called = (key, tuple(inputs.values()), tuple(sorted(attributes.items(), key=lambda item: item[0])))
+        if called not in self._known:
+            known = {name: value for name, value in inputs.items() if value is not None}
+            self._known[called] = self.of(body, _Scope(body, None, known, attributes))
+        return self._known[called]
 
     def _of_loop(self, node: Any, body: Any, scope: _Scope) -> int:
         count, goes_on = (*node.input, "", "")[:2]
@@ -664,18 +696,13 @@ class _Runs:
         return total
 
 
-def _constant(node: Any) -> int | bool | None:
-    """Return the value of a Constant of one number; None for anything else."""
-    if node.op_type != "Constant" or domain_of(node):
-        return None
-    for attribute in node.attribute:
-        if attribute.name == "value_int":
-            return int(attribute.i)
-        if attribute.name == "value_ints" and len(attribute.ints) == 1:
-            return int(attribute.ints[0])
-        if attribute.name == "value" and attribute.HasField("t"):
-            return _scalar(attribute.t)
-    return None
+def _number(attribute: Any) -> int | bool | None:
+    """Return the number or flag of an attribute: of an integer, of one integer in a list or a tensor; else None."""
+    if attribute.HasField("t"):
+        return _scalar(attribute.t)
+    if len(attribute.ints) == 1:
+        return int(attribute.ints[0])
+    return int(attribute.i) if attribute.HasField("i") else None
 
 
 def _scalar(tensor: Any) -> int | bool | None:

@@ -67,6 +67,7 @@ _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
         14: ("tp", "Type"),
         15: ("type_protos", "Type*"),
         20: ("type", "type"),
+        21: ("ref_attr_name", "str"),
         22: ("sparse_tensor", "Sparse"),
         23: ("sparse_tensors", "Sparse*"),
     },

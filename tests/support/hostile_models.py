@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import onnx
@@ -80,6 +81,34 @@ def loop(rounds: list[Any], weights: list[Any], again: str = "goes") -> bytes:
         [value("more", BOOL, ()), value("w")],
     )
     return model([*rounds, node("Loop", ["n", "", "x"], ["y"], body=body)], weights)
+
+
+def called_loop(rounds: int, given: str) -> bytes:
+    """A Loop in a function, whose number of rounds the caller gives.
+
+    Args:
+        rounds: how many.
+        given: as an "attribute", as one that a function "between" passes on, by "default", or as an "input".
+    """
+    own = " = " + str(rounds) if given == "default" else ""
+    count = "n = Constant <value_int: int = @k> ()" if given != "input" else ""
+    heads = {
+        "attribute": f"y = loc.F <k: int = {rounds}> (x)",
+        "between": f"y = loc.G <k: int = {rounds}> (x)",
+        "default": "y = loc.F (x)",
+        "input": f"m = Constant <value_int: int = {rounds}> () y = loc.F (x, m)",
+    }
+    opsets = '<domain: "loc", opset_import: ["" : 18, "loc" : 1]>'
+    signature = "F (a, n)" if given == "input" else f"F <k{': int' * bool(own)}{own}> (a)"
+    text = f"""
+        <ir_version: 9, opset_import: ["" : 18, "loc" : 1]>
+        g (float[1,4] x) => (float[1,4] y) {{ {heads[given]} }}
+        {opsets}
+        {signature} => (b) {{ {count} b = Loop (n, "", a) <body: graph = body (int64 i, bool c, float[1,4] v)
+            => (bool co, float[1,4] vo) {{ co = Identity (c) vo = Add (v, v) }}> }}
+        {f"{opsets} G <k> (a) => (b) {{ b = loc.F <k: int = @k> (a) }}" if given == "between" else ""}
+    """
+    return bytes(onnx.parser.parse_model(text).SerializeToString())
 
 
 def scan(shape: tuple[int, ...]) -> bytes:
@@ -200,6 +229,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         [node("Cast", ["p"], ["c"], to=INT64), node("Unsqueeze", ["c", "zero"], ["n"])],
         [scalar("p", 1 << 50), helper.make_tensor("zero", INT64, [1], [0])],
     ),
+    **{
+        f"a loop in a function, its count given as {given}": partial(called_loop, 1 << 40, given)
+        for given in ("attribute", "between", "default", "input")
+    },
     "a scan over nothing": lambda: scan((1 << 40, 0)),
     "a size beyond its bytes": lambda: weight(data_type=FLOAT, dims=[97, 1 << 31], raw_data=F16),
     "a size below its bytes": lambda: weight(data_type=FLOAT, dims=[2], raw_data=F16),
@@ -262,6 +295,10 @@ SOUND: dict[str, Callable[[], bytes]] = {
     "nodes in another order": lambda: model([node("Neg", ["z"], ["y"]), node("Abs", ["x"], ["z"])]),
     "graphs in graphs": lambda: nested(10),
     "a loop that ends": lambda: loop([], [scalar("n", 7)]),
+    **{
+        f"a loop in a function that ends, its count given as {given}": partial(called_loop, 7, given)
+        for given in ("attribute", "between", "default", "input")
+    },
     "a scan": lambda: scan((5, 0)),
     "a weight": lambda: weight(data_type=FLOAT, dims=[1, 4], raw_data=F16),
     "a weight of numbers": lambda: weight(data_type=FLOAT, dims=[1, 4], float_data=[1.0, 2.0, 3.0, 4.0]),
