@@ -232,7 +232,7 @@ def test_the_demo_takes_any_prompt_and_shows_utf_8(
         prompts.append(prompt)
         yield from "é\xff".encode("latin-1") if prompt == b"latin" else "é!".encode()
 
-    report = SimpleNamespace(path=model, sidecar=SimpleNamespace(checks=[]))
+    report = SimpleNamespace(path=model, sidecar=SimpleNamespace(checks=[]), passed=True, outcomes={})
     session = SimpleNamespace(plugin="kernels.so")
     made = SimpleNamespace(report=report, session=session, bits_per_byte=1.0, stated=1.0, rows=1)
     monkeypatch.setattr("localattn.demo.run.run_demo", lambda *_, **__: made)
@@ -315,7 +315,7 @@ def test_aft_local_from_checkpoint_to_parity(tmp_path: Path, localattn: Command)
     }
     exported = localattn("export", checkpoint, "-o", model, "--causal", "--mask", "--seq-len", 31, "--batch", 2)
     assert exported.code == 0, exported.err
-    assert "query 15 sees nothing from 16 on" in exported.out
+    assert "query 15 depends on nothing from token 16 on" in exported.out
     assert localattn("parity", model, "--against", checkpoint).code == 0
     assert localattn("parity", model, "--against", checkpoint, "--not-causal").code == 1
     assert_clear_error(localattn("export", checkpoint, "-o", model, "--force", "--seq-len", 41), 2, "seq_len 40")
