@@ -381,3 +381,15 @@ def test_a_causal_aft_is_told_from_one_that_is_not(tmp_path: Path) -> None:
 
 def test_the_root_has_them_all() -> None:
     assert {"record", "parity", "export", "export_module", "build", "load", "open_step"} <= set(package.__all__)
+
+
+def test_weights_that_were_rounded_to_bf16_are_not_the_model_that_was_recorded(
+    localattn: Command, made: Path, tmp_path: Path
+) -> None:
+    """As DeepSpeed's ZeRO-2 saves them, in an entry `module`."""
+    state = torch.load(made / "model.pt", weights_only=True)
+    torch.save({"module": {name: x.bfloat16() for name, x in state.items()}}, tmp_path / "model.pt")
+    options = ("--config", made / "right.json", "--golden", made / "golden.npz", "-o", tmp_path / "m.onnx")
+    finished = localattn("export", tmp_path / "model.pt", *options)
+    assert finished.code == 1 and "golden outputs" in finished.err, finished.err
+    assert "weights and the golden outputs are of one model" in finished.err and not (tmp_path / "m.onnx").exists()

@@ -196,6 +196,19 @@ def test_a_file_that_is_no_library_is_refused(localattn: Callable[..., Finished]
 
 
 @needs_plugin_tools
+def test_a_library_of_something_else_is_refused(localattn: Callable[..., Finished], tmp_path: Path) -> None:
+    """It opens, registers no plugin, and TensorRT logs nothing about it."""
+    other = next(
+        (p for folder in ("/usr/lib", "/lib") for p in sorted(Path(folder).glob("*-linux-gnu/libz.so.1"))), None
+    )
+    if other is None:
+        pytest.skip("there is no libz.so.1 on this machine")
+    finished = localattn("build", small_model(), "-o", tmp_path / "x.engine", *RTX, "--plugin-library", other)
+    assert finished.code in (2, 3) and "libz.so.1" in finished.err, finished.err
+    assert not (tmp_path / "x.engine").exists()
+
+
+@needs_plugin_tools
 def test_an_engine_without_the_plugin_is_not_written(
     localattn: Callable[..., Finished], tmp_path: Path, library: Path
 ) -> None:
