@@ -94,13 +94,26 @@ class OpenFolder:
         Returns:
             Whether it has the new name afterwards; False where somebody has given that to something else.
         """
-        before = self.stat(name)
-        os.replace(self._at(name), to._at(new), src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
+        with self._held(name):  # else a file that replaces it may get its inode number
+            before = self.stat(name)
+            os.replace(self._at(name), to._at(new), src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
+            try:
+                after = to.stat(new)
+            except FileNotFoundError:
+                return False
+            return os.path.samestat(before, after) or _like(before) == _like(after)
+
+    @contextmanager
+    def _held(self, name: str) -> Iterator[None]:
+        """Keep a file or a folder from being gone while the block runs, whoever removes it; where the system can."""
+        if self.descriptor is None or not hasattr(os, "O_PATH"):
+            yield
+            return
+        held = os.open(self._at(name), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.descriptor)
         try:
-            after = to.stat(new)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(before, after) or _like(before) == _like(after)
+            yield
+        finally:
+            os.close(held)
 
     def link(self, name: str, to: OpenFolder, new: str) -> None:
         """Give a file another name, in another folder, which must not be taken."""

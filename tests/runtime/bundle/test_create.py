@@ -518,8 +518,9 @@ def test_one_engine_that_runs_is_enough(here: set[str], code: int, monkeypatch: 
         return [{"model": model["path"], "passed": True, "kernels": {"source": "engine", "sha256": "", "ops": []}}]
 
     monkeypatch.setattr(script, "run_model", run)
-    models = [{"path": path, "kind": "engine", "plugins": []} for path in ("a.engine", "b.engine")]
-    report = script.run_bundle(Path(), {"models": models, "samples": []})
+    paths = ("a.engine", "b.engine")
+    models = [{"path": path, "kind": "engine", "plugins": [], "samples_of": path} for path in paths]
+    report = script.run_bundle(Path(), {"models": models, "samples": [{"model": path} for path in paths]})
     assert report["code"] == code and [entry["model"] for entry in report["not_run"]][:1] == ["a.engine"]
 
 
