@@ -351,7 +351,8 @@ def test_a_live_model_is_exported_as_its_folder(tmp_path: Path, localattn: Comma
     report = export_module(model, inputs, tmp_path / "fixed.onnx")
     assert [x.describe() for x in report.sidecar.inputs] == ["input_ids int64 [2, 60]", "attention_mask int64 [2, 60]"]
     assert {check.status for check in report.checks} == {"passed"}
-    assert "depends on tokens 29–59 and on nothing earlier" in next(check.detail for check in report.checks if check.name == "window")
+    window = next(check.detail for check in report.checks if check.name == "window")
+    assert "depends on tokens 29–59 and on nothing earlier" in window
     with pytest.raises(UsageError, match="labels"):
         export_module(model, {**inputs, "labels": inputs["input_ids"]}, tmp_path / "other.onnx")
     with pytest.raises(UsageError, match="attention_mask do not fit"):
