@@ -7,13 +7,17 @@ file, run it once. Both include the model's own loading and run, so their differ
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from localattn.commands.supervisor.supervise import ONE_PROCESS
 
 from ..clock import interleave
 from ..machine import ROOT
@@ -21,8 +25,8 @@ from ..target import Target
 
 LIMIT_SECONDS = 0.3
 GIANTS = ("torch", "onnxruntime", "tensorrt")
-# What `localattn run` may not import beside onnxruntime.
-GIANTS_OF_RUN = ("torch", "tensorrt", "onnx")
+# What `localattn run` may not import beside onnxruntime, and onnx, whose parser reads every file.
+GIANTS_OF_RUN = ("torch", "tensorrt")
 _SCRIPT = str(Path(sysconfig.get_path("scripts")) / "localattn")
 _PLAIN = """
 import sys
@@ -94,12 +98,15 @@ def _measure(
 
 
 def imported(arguments: list[str]) -> set[str]:
-    """Top-level packages that a command imports, by Python's own account (`-X importtime`)."""
-    done = _start(arguments, "-X", "importtime")
+    """Top-level packages that a command imports, by Python's own account (`-X importtime`), in one process."""
+    done = _start(arguments, "-X", "importtime", environment={ONE_PROCESS: "1"})
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     return {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
 
 
-def _start(arguments: list[str], *options: str) -> subprocess.CompletedProcess[str]:
+def _start(
+    arguments: list[str], *options: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *options, *arguments]
-    return subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ROOT.parent, env=variables, capture_output=True, text=True, check=True)
