@@ -27,7 +27,7 @@ def test_an_export_logs_its_stages(checkpoint: Path, tmp_path: Path, localattn: 
     loud = localattn("export", checkpoint, "-o", model, "-v")
     assert loud.code == 0, loud.err
     for line in (
-        f"exporter.checkpoint.load: {checkpoint}: torch zip with",
+        f"exporter.checkpoint.load: {checkpoint}: 51 tensors",
         f"exporter.checkpoint.open_checkpoint: configuration: {checkpoint.with_suffix('.json')}",
         "exporter.artifact.publish: check parity: passed: max error",
         f"core.storage.publishing: wrote {tmp_path / 'model.onnx.json'}, {model}",

@@ -277,7 +277,7 @@ def test_parity_measures_it_again_and_the_sidecar_serves_where_torch_is_not(
     again = json.loads(localattn("parity", half, "--against", checkpoint, "--seeds", 1, "--format", "json").out)
     recorded = json.loads(localattn("parity", half, "--against", full, "--seeds", 1, "--format", "json").out)
     first, second = again["tolerance"]["baseline"], recorded["tolerance"]["baseline"]
-    assert first["relative_rms"] == pytest.approx(second["relative_rms"])
+    assert first["relative_rms"] == pytest.approx(second["relative_rms"], rel=0.1)  # over fewer rows
     assert second["source"] == f"{first['source']}, as the sidecar of half.onnx recorded it"
     assert "at most 1.5" in recorded["beside_baseline"][0] and recorded["overall"][0]["passed"]
     page = localattn("parity", half, "--against", full, "--seeds", 1, "--format", "md").out

@@ -45,7 +45,9 @@ def test_the_reference_at_some_positions_equals_the_whole(
         whole = source.reference(inputs)["logits"]
         positions = np.array([0, 1, 2, 9, length // 2, length // 2 + 1, length - 3, length - 1])
         some = source.reference(inputs, positions)["logits"]
-        np.testing.assert_allclose(some, whole[:, positions], rtol=0, atol=1e-12)
+        # The published class keeps xpos' scales in fp32; the formula, which computes some positions, does not.
+        atol = 1e-7 if kwargs.get("use_xpos") else 1e-12
+        np.testing.assert_allclose(some, whole[:, positions], rtol=0, atol=atol)
 
 
 def test_long_sequences_are_judged_at_edges_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +77,7 @@ def test_two_runs_find_a_lost_window(
 
     findings, sentence = found()
     assert findings.boundaries == 3 and not findings.faults
-    assert "weigh on queries" in sentence
+    assert "changed queries" in sentence
     monkeypatch.setattr(attention_function, "HIDDEN_SCORE", 0.0)  # the window is lost
     findings, _ = found()
     assert any("must not" in fault for fault in findings.faults)

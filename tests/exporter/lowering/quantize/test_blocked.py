@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -139,11 +140,12 @@ def test_the_command_states_its_parity_again_without_facts_too(
 def test_a_spoiled_file_fails(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = blocked.round_in_blocks
 
-    def spoiled(matrix: np.ndarray, bits: int) -> blocks.Blocks:
-        made = right(matrix, bits)
-        return blocks.Blocks(made.levels, made.scales * np.float32(1.3), made.zeros, made.rows)
+    def spoiled(matrix: np.ndarray, *options: Any) -> blocks.Blocks:
+        made = right(matrix, options[-1])
+        return blocks.Blocks(made.levels, made.scales * np.float32(1.3), made.zeros, made.rows, made.bits)
 
-    monkeypatch.setattr(blocked, "round_in_blocks", spoiled)
+    for name in ("round_in_blocks", "round_for_inputs"):
+        monkeypatch.setattr(blocked, name, spoiled)
     with pytest.raises(CheckFailed, match="parity"):
         export(ExportRequest(wide, tmp_path / "m.onnx", weights="int4"))
     assert not (tmp_path / "m.onnx").exists()

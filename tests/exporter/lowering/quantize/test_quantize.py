@@ -60,7 +60,7 @@ def test_linear_layers_become_int8_and_nothing_else(wide: Path) -> None:
     assert {check.status for check in statuses.values()} <= {"passed", "not proven"}
     assert f"(tolerance {TOLERANCES['int8'].describe()})" in statuses["parity"].detail
     assert {"divergence", "agreement"} <= set(statuses["parity"].figures)
-    assert "was not tried" in statuses["window"].detail
+    assert "was not tested" in statuses["window"].detail
     sidecar = read_sidecar(target)
     assert sidecar is not None and sidecar.options == {"weights": "int8"} and sidecar.dtype == "fp32"
 
