@@ -135,7 +135,7 @@ def test_a_broken_count_is_left_to_the_engine(tmp_path: Path) -> None:
     assert "loops run" not in caught.value.why
 
 
-@pytest.mark.parametrize("deep", [100, 2000])
+@pytest.mark.parametrize("deep", [99, 2000])
 def test_functions_that_call_each_other_deep(deep: int, tmp_path: Path) -> None:
     """Deeper than Python's own stack is more than any exporter writes, and refused."""
     opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("f", 1)]
@@ -151,6 +151,6 @@ def test_functions_that_call_each_other_deep(deep: int, tmp_path: Path) -> None:
     if deep > DEEPEST_CALLS:
         with pytest.raises(UsageError) as caught:
             load(tmp_path / "m.onnx", "cpu")
-        assert f"{deep + 1} deep" in caught.value.why
+        assert f"more than {DEEPEST_CALLS}" in caught.value.why
     else:
         assert load(tmp_path / "m.onnx", "cpu").run({"x": np.zeros(1, np.float32), "fed": np.array(5)})["y"] == 2
