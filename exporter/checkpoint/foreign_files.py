@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 
 _SAVE = "torch.save(model.state_dict(), 'weights.pt')"
@@ -105,7 +106,7 @@ _KINDS = (
     ),
     Foreign(
         "a text of JSON, not weights",
-        "Give the file of weights; a configuration goes with `--config`.",
+        f"Give the file of weights; a configuration goes with {argument('config')}.",
         lambda start: start.lstrip()[:1] in (b"{", b"["),
         (".json",),
     ),

@@ -30,7 +30,7 @@ OWN = {
 # A text may tell a whole command, with its options.
 COMMAND = re.compile(
     r"localattn (?!\{)|hf download|how_to_build|trtexec|pip install|--system-site-packages|git lfs|npm install"
-    r"|http\.server"
+    r"|http\.server|python -m verl|python tools/checkpoint"
 )
 Command = Callable[..., Finished]
 
