@@ -17,17 +17,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ....onnx_graph.block_weights import DOMAIN, OP_TYPE
+from ....onnx_graph.block_weights import ACCURACY, DOMAIN, OP_TYPE, WIDE_BITS
 from ....onnx_graph.graph_values import add_constant, node_like, replace_node
 from .blocks import Blocks, round_in_blocks
 from .linear_layers import is_plain_gemm, is_transposed
 
 # Tables with fewer numbers stay as they are: they take a small part of a file.
 LEAST = 1 << 24
-_BITS = 8
 # Numbers that share a scale, the most that divides the width: larger blocks have fewer scales.
 _BLOCKS = (128, 64, 32)
-_ACCURACY = 4
 
 
 def quantize_tables(model: ir.Model, made: MutableMapping[str, Blocks]) -> list[str]:
@@ -43,7 +41,7 @@ def quantize_tables(model: ir.Model, made: MutableMapping[str, Blocks]) -> list[
         name, width = str(table.name), numbers.shape[1]
         block = next(size for size in _BLOCKS if width % size == 0)
         if name not in made:
-            made[name] = round_in_blocks(np.ascontiguousarray(numbers.T), _BITS, block)
+            made[name] = round_in_blocks(np.ascontiguousarray(numbers.T), WIDE_BITS, block)
         blocks = made[name]
         levels = add_constant(model.graph, f"{name}.levels", blocks.levels)
         scales = add_constant(model.graph, f"{name}.scales", blocks.scales[..., None])
@@ -134,9 +132,9 @@ def _multiply(node: ir.Node, parts: list[Any], shape: tuple[int, ...], block: in
         name=node.name,
         K=shape[1],
         N=shape[0],
-        bits=_BITS,
+        bits=WIDE_BITS,
         block_size=block,
-        accuracy_level=_ACCURACY,
+        accuracy_level=ACCURACY,
     )
     if turning is not None and not turned.uses() and turning.graph is not None:
         turning.graph.remove(turning, safe=True)
