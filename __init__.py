@@ -17,20 +17,33 @@ import os
 import sys
 
 
-def _forget_working_folder() -> None:
-    """Remove the working folder from `sys.path` where `python -m localattn` has put it first.
+def _run_with_m() -> bool:
+    """Return whether `python -m localattn` imports this package, to run it or a module of it.
 
-    Modules of a stranger's folder must not be imported in place of Python's own. Python says `-m` as the program's name
-    until it has found the module. Whatever it imported before this package came from that folder already.
+    Python says `-m` as the program's name until it has found the module.
     """
     given = sys.orig_argv[1:]
     named = [after for option, after in zip(given, given[1:], strict=False) if option == "-m"]  # noqa: RUF007
-    asked = sys.argv[:1] == ["-m"] and named[:1] and named[0].partition(".")[0] == __name__
-    if asked and not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
+    return sys.argv[:1] == ["-m"] and bool(named) and named[0].partition(".")[0] == __name__
+
+
+def _forget_working_folder() -> None:
+    """Remove the working folder from `sys.path` where `python -m localattn` has put it first.
+
+    Modules of a stranger's folder must not be imported in place of Python's own. Whatever Python imported before this
+    package came from that folder already.
+    """
+    if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
         del sys.path[0]
 
 
-_forget_working_folder()
+if _run_with_m():
+    _forget_working_folder()
+if _run_with_m() or os.path.basename(sys.argv[0] if sys.argv else "").partition(".")[0] == "localattn":  # noqa: PTH119
+    # The command line: Ctrl-C is answered from its first import on.
+    from .commands.supervisor.early import answer_quietly
+
+    answer_quietly()
 
 import logging  # noqa: E402
 from functools import partial  # noqa: E402

@@ -1,8 +1,17 @@
-"""Run the command line with `python -m localattn`."""
+"""Run the command line, as `localattn` and as `python -m localattn`."""
 
 from __future__ import annotations
 
-from .cli import main
+from .commands.supervisor.early import answer_quietly
+
+
+def main() -> None:
+    """Run the command line and exit with its exit code."""
+    answer_quietly()
+    from .cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

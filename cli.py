@@ -22,6 +22,11 @@ if not __package__:  # `python cli.py` in a source tree: make the tree the packa
     _spec.loader.exec_module(sys.modules["localattn"])
     __package__ = "localattn"
 
+if __name__ == "__main__":
+    from .commands.supervisor.early import answer_quietly
+
+    answer_quietly()
+
 import inspect
 import re
 import signal
@@ -49,6 +54,7 @@ from .commands.parts.console import (
 from .commands.parts.paths import checked
 from .commands.parts.terminal.help import Command, Group
 from .commands.supervisor import supervise
+from .commands.supervisor.early import answers_quietly
 from .core import at_work
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 from .core.machine import process
@@ -113,6 +119,9 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 def main() -> None:
     """Run the command line and exit with its exit code; the work is done in a process of its own where that can be."""
+    if answers_quietly():  # from here on work may have to be cleaned up
+        supervise.hold_signals()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if supervise.possible(sys.argv[1:]) and supervise.supervise():
         supervise.run_and_end(in_this_process)
     in_this_process()
@@ -175,8 +184,8 @@ def _unwinding() -> Iterator[None]:
     """Let a request to end (Ctrl-C, SIGTERM, SIGHUP) clean up like an error, with exit code 128 + its number."""
 
     def leave(number: int, _: object) -> None:
-        for other in caught:
-            signal.signal(other, signal.SIG_IGN)  # what has begun to clean up finishes
+        for other in caught:  # what has begun to clean up finishes; Python complains where it finds SIG_IGN too late
+            signal.signal(other, lambda *_: None)
         if number == signal.SIGINT and Verbosity.running:
             raise KeyboardInterrupt  # which a command may answer
         raise Stopped(128 + number)
@@ -191,6 +200,7 @@ def _unwinding() -> Iterator[None]:
         supervise.release_signals()
         yield
     finally:
+        supervise.end_undisturbed()
         for number in caught:
             signal.signal(number, before[number])
 

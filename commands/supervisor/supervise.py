@@ -89,6 +89,8 @@ def supervise() -> bool:
     if child:
         os.close(libraries)
         raise SystemExit(_Supervisor(child, memory, output, trace, spared).code())
+    global _answered_for
+    _answered_for = True
     signal.signal(signal.SIGCHLD, before)
     os.close(output)
     descendants.die_with(parent)
@@ -127,12 +129,15 @@ def run_and_end(work: Callable[[], NoReturn]) -> NoReturn:
 
 
 _held: set[signal.Signals] | None = None
+# Whether this process is the child, which the parent ends in time.
+_answered_for = False
 
 
 def hold_signals() -> None:
     """Hold requests to end back until `release_signals`."""
     global _held
-    _held = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in REQUESTS])  # type: ignore[assignment]
+    if _held is None:
+        _held = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in REQUESTS])  # type: ignore[assignment]
 
 
 def release_signals() -> None:
@@ -141,6 +146,12 @@ def release_signals() -> None:
     if _held is not None:
         held, _held = _held, None
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def end_undisturbed() -> None:
+    """Hold requests to end back for good in the child, whose work is done: they would interrupt how Python ends."""
+    if _answered_for:
+        hold_signals()
 
 
 class _Supervisor:
@@ -158,6 +169,7 @@ class _Supervisor:
         self._child, self._memory, self._trace, self._spared = child, memory, trace, spared
         self._output = output
         self._asked = 0
+        self._ended = False
         self._libraries = NativeOutput(lambda line: print(line, file=sys.stderr, flush=True))
         self._terminal = _terminal_settings()
 
@@ -204,6 +216,7 @@ class _Supervisor:
         while True:
             ended, status, used = os.wait4(self._child, os.WNOHANG)
             if ended:
+                self._ended = True
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 self._read()
                 return status, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -233,6 +246,8 @@ class _Supervisor:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
+        if self._ended:  # its number may be another process's
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child, number)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from .server import Answer
+
 # In planted files: the folder of the case.
 HERE = b"@HERE@"
 # The tmpfs of a case that fills a disk, and what else lies on it.
@@ -61,6 +63,27 @@ class Streams:
 
 
 @dataclass(frozen=True)
+class Request:
+    """A request to end.
+
+    Args:
+        number: of the signal.
+        after: seconds after the start.
+        group: whether the whole process group gets it, as from a terminal.
+    """
+
+    number: int
+    after: float
+    group: bool
+
+
+# In private files of a case: what may be in nothing that a command prints or leaves.
+SECRET = b"SECRET-4b1f0a"
+# Behind a line break in forged texts: no line that is shown begins with it.
+FORGED = "FORGED-4b1f0a"
+
+
+@dataclass(frozen=True)
 class Case:
     """Files to write into an empty folder, and the command to run in it.
 
@@ -75,6 +98,11 @@ class Case:
         free: bytes that are free on the small disk at `disk`; None for no such disk.
         streams: run in a process of its own, with these; None for the worker.
         names_code: the command names the planted library, so it may run.
+        answers: of a server, whose address stands for `@SERVER@` in the arguments.
+        own_process: run as users do, in a process that another one answers for.
+        requests: signals that it gets meanwhile, in a process of its own.
+        must_fail: nothing is right there: exit code 0 would be believed.
+        seconds: how long it may take by the clock, where it is known; 0 for the limit of every case.
     """
 
     files: Mapping[str, Content]
@@ -87,6 +115,11 @@ class Case:
     free: int | None = None
     streams: Streams | None = None
     names_code: bool = False
+    answers: tuple[Answer, ...] = ()
+    own_process: bool = False
+    requests: tuple[Request, ...] = ()
+    must_fail: bool = False
+    seconds: float = 0.0
 
     def may_leave(self, name: str) -> bool:
         """Whether a new file may be there; never one of ours on its way."""

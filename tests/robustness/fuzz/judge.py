@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
+import stat
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,11 @@ from typing import Any
 from localattn.core.errors import ExitCode
 
 from ...conftest import STAGE
-from .case import Case, Entry, Streams, environment, laid_out, of_others, snapshot
+from .case import FORGED, SECRET, Case, Entry, Streams, environment, laid_out, of_others, snapshot
 from .process import run_process
 from .runner import GROWTH, Worker
+from .server import Contacts, serving
+from .torn import torn
 
 ALLOWED = {int(code) for code in ExitCode} - {int(ExitCode.INTERNAL)}
 # Controls but for tab and line feed, and marks that turn the direction of writing: none of our own output into a pipe
@@ -30,8 +35,17 @@ FAULTS = {
     "code": "undocumented exit code, or none",
     "traceback": "tracebacks",
     "silent": "errors without a message",
-    "forged": "texts of a file that steer the terminal",
+    "forged": "texts of a file that steer the terminal, or stand as lines of ours",
+    "believed": "exit code 0 where nothing was right",
+    "leaked": "private files that were shown or copied",
+    "elsewhere": "other servers that were asked",
+    "late": "more than 2 s until it ended when asked to",
+    "half": "half-written files, or untrue words of what was written",
+    "processes": "processes left behind",
 }
+# Seconds in which a command ends that was asked to; and more, for the coarse clock of the fuzzer.
+_GRACE = 2.25
+_FORGED_LINE = re.compile(rf"^[ >#*-]*(\S+ )?{FORGED}", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -61,16 +75,23 @@ def meet(worker: Worker, case: Case, folder: Path, marker: Path | None = None) -
     here.mkdir()
     if marker is not None:
         marker.unlink(missing_ok=True)
-    with laid_out(case, here) as arguments:
+    with laid_out(case, here) as given, _served(case) as (names, contacts):
         before = snapshot(here)
         variables = environment(case, here)
-        if case.streams is None:
-            answer = worker.ask(arguments, here, variables)
-        else:
+        arguments = [_named(argument, names) for argument in given]
+        if case.streams is not None:
             answer = run_process(arguments, here, worker.environment(variables), case.streams)
+        elif case.own_process or case.requests:
+            answer = worker.fork(arguments, here, variables, case.requests)
+        else:
+            answer = worker.ask(arguments, here, variables, hurried=bool(case.answers))
         worker.last = answer
         after = snapshot(here)
         faults = [*_ended(answer, case), *_files(answer.get("code"), case, before, after)]
+        faults += _shown(answer, before, after)
+        if case.requests:
+            faults += _stopped(answer)
+        faults += _torn(answer, before, after)
         strays = {path.name for path in folder.iterdir()} - {"here"} | set(worker.strays())
         if strays:
             faults.append(Fault("left", f"outside its folder: {sorted(strays)}"))
@@ -78,30 +99,58 @@ def meet(worker: Worker, case: Case, folder: Path, marker: Path | None = None) -
             marker.unlink()
             if not case.names_code:
                 faults.append(Fault("foreign", "a planted library or pickle ran"))
+        if contacts.elsewhere:
+            faults.append(Fault("elsewhere", "the server sent the command to another one, and it went"))
     return answer.get("code"), faults
+
+
+def _served(case: Case) -> AbstractContextManager[tuple[dict[str, str], Contacts]]:
+    """The servers of a case."""
+    return serving(case.answers) if case.answers else nullcontext(({}, Contacts()))
+
+
+def _named(argument: str, names: dict[str, str]) -> str:
+    for name, address in names.items():
+        argument = argument.replace(name, address)
+    return argument
 
 
 def _ended(answer: dict[str, Any], case: Case) -> list[Fault]:
     """Faults of how the process ended, and of what it said."""
     for kind in ("signal", "hang"):
-        if kind in answer:
+        # Before the command begins and after it has ended, a signal does what it does by itself.
+        asked = {signal.Signals(each.number).name for each in case.requests}
+        if kind in answer and answer[kind] not in asked:
             return [Fault(kind, str(answer[kind]))]
+    if "code" not in answer:
+        return []
     code, said = answer["code"], answer["err"]
     if answer["escaped"]:
         return [Fault("traceback", f"escaped: {answer['escaped']}")]
     if code == ExitCode.INTERNAL:
         return [Fault("internal", said[:300])]
-    if code not in ALLOWED:
+    if answer.get("processes"):
+        return [Fault("processes", f"{answer['processes']} after exit code {code}")]
+    if code == 0 and case.must_fail:
+        return [Fault("believed", answer["out"][:300])]
+    if 0 < case.seconds < answer.get("clock", 0.0):
+        return [Fault("hang", f"{answer['clock']:.0f} s by the clock, not {case.seconds:.0f}")]
+    if code not in ALLOWED | ({128 + each.number for each in case.requests} if answer.get("asked") else set()):
         return [Fault("code", f"{code}: {said[:300]}")]
     asked = {"-v", "-vv", "--verbose"} & set(case.arguments)  # an error's traceback is what it shows
     if "Traceback" in answer["out"] + ("" if asked else said) or "Exception ignored" in said:
         return [Fault("traceback", said[:300])]
     said_in_all = answer["out"] + said
     # What a model generates is written into a pipe as it is.
-    if case.arguments[0] != "generate" and (steering := _STEERING.search(said_in_all)):
+    if forged := _FORGED_LINE.search(said if case.arguments[0] == "generate" else said_in_all):
+        return [Fault("forged", f"a line of its own: {forged.string[max(0, forged.start() - 80) :][:200]!r}")]
+    coloured = "FORCE_COLOR" in case.environment  # then our own output has colours
+    if case.arguments[0] != "generate" and not coloured and (steering := _STEERING.search(said_in_all)):
         return [Fault("forged", f"{steering[0]!r} in {said_in_all[max(0, steering.start() - 80) :][:160]!r}")]
     if answer["grown"] > GROWTH:
         return [Fault("memory", f"{answer['grown'] >> 20} MiB")]
+    if code >= 128:  # what it says then is compared with what it wrote
+        return []
     heard = case.streams is None or case.streams.err == "pipe"
     return [Fault("silent", f"exit code {code}")] if heard and code > 1 and not STAGE.sub("", said).strip() else []
 
@@ -109,7 +158,13 @@ def _ended(answer: dict[str, Any], case: Case) -> list[Fault]:
 def _files(code: int | None, case: Case, before: dict[str, Entry], after: dict[str, Entry]) -> list[Fault]:
     """Faults of what is on the disk: what was there is as it was, and what is new belongs there."""
     # A command whose message could not be written may still have done its work.
-    finished = code in (0, 1) or (case.streams is not None and case.streams != Streams())
+    # Outputs of one command appear one after another, so a full disk may meet the second of them.
+    finished = (
+        code in (0, 1)
+        or bool(case.requests)
+        or case.free is not None
+        or (case.streams is not None and case.streams != Streams())
+    )
     lost = [
         name
         for name in before
@@ -119,3 +174,34 @@ def _files(code: int | None, case: Case, before: dict[str, Entry], after: dict[s
     left = [name for name in new if not (finished and case.may_leave(name))]
     faults = [Fault("lost", f"{sorted(lost)} after exit code {code}")] if lost else []
     return [*faults, Fault("left", f"{sorted(left)} after exit code {code}")] if left else faults
+
+
+def _shown(answer: dict[str, Any], before: dict[str, Entry], after: dict[str, Entry]) -> list[Fault]:
+    """Faults of what came out of private files."""
+    secret = SECRET.decode()
+    faults = [Fault("leaked", f"in {name}") for name in ("out", "err") if secret in answer.get(name, "")]
+    for name in sorted(after.keys() - before.keys()):
+        content = after[name][-1]
+        if secret in (content if isinstance(content, str) else content.decode("latin-1")):
+            faults.append(Fault("leaked", f"in {name}"))
+    return faults
+
+
+def _stopped(answer: dict[str, Any]) -> list[Fault]:
+    """Faults of a command that was asked to end: it does so in time."""
+    took = answer.get("took", 0.0)
+    return [Fault("late", f"{took:.1f} s")] if took > _GRACE else []
+
+
+def _torn(answer: dict[str, Any], before: dict[str, Entry], after: dict[str, Entry]) -> list[Fault]:
+    """Faults of what a command wrote that did not come to its end: it is whole, and told."""
+    code = answer.get("code", 128)
+    if code in (0, 1):
+        return []
+    every = {name: entry[-1] for name, entry in after.items() if isinstance(entry[-1], bytes)}
+    changed = {name: content for name, content in every.items() if after[name] != before.get(name)}
+    files = {name: content for name, content in changed.items() if stat.S_ISREG(int(after[name][0], 8))}
+    faults = [Fault("half", f"{name}: {why}") for name, why in torn(files, every)]
+    if files and code >= 128 and "nothing was written" in answer.get("err", ""):
+        faults.append(Fault("half", f"it says that nothing was written, and {sorted(files)[:3]} was"))
+    return faults

@@ -14,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .case import of_others, snapshot
+from .case import Request, of_others, snapshot
 from .seeds import ROOT
 
 SECONDS = 60.0  # of processor time in a worker; cases take milliseconds
@@ -27,6 +27,8 @@ MOST_SECONDS = 300.0  # by the clock: of a case that only waits, also on a machi
 GROWTH = 1 << 30  # bytes of memory a case of a few kilobytes may take
 # What a process may map; enough for torch, and far below what a lying header asks for.
 ADDRESS_SPACE = 12 << 30
+# What a case may map beyond what its process has mapped.
+ROOM = 6 << 30
 _PR_CAPBSET_DROP = 24
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
@@ -60,6 +62,7 @@ class Worker:
     starts: int = 0
     last: dict[str, Any] = field(default_factory=dict, repr=False)
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    _forks: subprocess.Popen[str] | None = field(default=None, repr=False)
     _home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="localattn-home-")))
 
     def __post_init__(self) -> None:
@@ -76,23 +79,81 @@ class Worker:
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    def ask(self, arguments: list[str], folder: Path, variables: Mapping[str, str | None]) -> dict[str, Any]:
-        """How the command ended, run in `folder`; `signal` or `hang` instead where it did not."""
+    def _started(self, module: str) -> subprocess.Popen[str]:
+        """A process that answers requests."""
+        return subprocess.Popen(
+            [sys.executable, "-m", f"tests.robustness.fuzz.{module}"],
+            cwd=ROOT,
+            env=self.environment({}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            preexec_fn=confine,
+        )
+
+    def fork(
+        self,
+        arguments: list[str],
+        folder: Path,
+        variables: Mapping[str, str | None],
+        requests: Sequence[Request] = (),
+    ) -> dict[str, Any]:
+        """How the command ended, in a process of its own that was forked where all packages are imported.
+
+        Args:
+            arguments: of the command line.
+            folder: where it runs.
+            variables: to set, or with None to remove.
+            requests: signals that it gets.
+        """
+        if self._forks is None:
+            self._forks = self._started("fork_server")
+        assert self._forks.stdin is not None and self._forks.stdout is not None
+        request = {
+            "arguments": arguments,
+            "folder": str(folder),
+            "environment": {**self.environment(variables), **variables},
+            "signals": [[each.number, each.after, each.group] for each in requests],
+            "limit": MOST_SECONDS,
+            "seconds": SECONDS,
+            "room": ROOM,
+        }
+        self._forks.stdin.write(json.dumps(request) + "\n")
+        self._forks.stdin.flush()
+        line = self._forks.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server of forks has ended with {self._forks.wait()}")
+        return dict(json.loads(line))
+
+    def ask(
+        self,
+        arguments: list[str],
+        folder: Path,
+        variables: Mapping[str, str | None],
+        *,
+        hurried: bool = False,
+    ) -> dict[str, Any]:
+        """How the command ended, run in `folder`; `signal` or `hang` instead where it did not.
+
+        Args:
+            arguments: of the command line.
+            folder: where it runs.
+            variables: to set, or with None to remove.
+            hurried: give servers a second, where they have minutes.
+        """
         if self._process is None:
             self.starts += 1
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.robustness.fuzz.worker"],
-                cwd=ROOT,
-                env=self.environment({}),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                preexec_fn=confine,
-            )
+            self._process = self._started("worker")
         process = self._process
         assert process.stdin is not None and process.stdout is not None
-        request = {"arguments": arguments, "folder": str(folder), "environment": dict(variables)}
+        request = {
+            "arguments": arguments,
+            "folder": str(folder),
+            "environment": dict(variables),
+            "hurried": hurried,
+            "room": ROOM,
+        }
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         ready = self._answered(process)
@@ -128,10 +189,11 @@ class Worker:
         return found
 
     def close(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait()
-            self._process = None
+        for process in (self._process, self._forks):
+            if process is not None:
+                assert process.stdin is not None
+                process.stdin.close()
+                process.wait()
+        self._process = self._forks = None
         with contextlib.suppress(OSError):
             shutil.rmtree(self._home)

@@ -247,6 +247,55 @@ class Seeds:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     @cached_property
+    def hugging_face(self) -> dict[str, bytes]:
+        """A folder of a small decoder with a window, its tokenizer among its files, by name."""
+        from ...support import tokenizer_folder
+        from ...support.models.hugging_face import CASES, save
+
+        folder = self._folder / "hugging-face"
+        folder.mkdir()
+        save(folder, next(case for case in CASES if case.name == "mistral"))
+        tokenizer_folder.write(folder, {"eos_token_id": 1})
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    @cached_property
+    def tokenizer(self) -> dict[str, bytes]:
+        """The files of a tokenizer that fits the step file, by name."""
+        from ...support import tokenizer_folder
+
+        folder = self._folder / "tokenizer"
+        folder.mkdir()
+        size = self.config["kwargs"]["num_tokens"]
+        letters = {letter: number for number, letter in enumerate(tokenizer_folder.letters_of_bytes()[97 : 97 + size])}
+        tokenizer_folder.write(folder, {"eos_token_id": 1})
+        document = json.loads((folder / "tokenizer.json").read_bytes())
+        document["model"] = {"type": "WordLevel", "vocab": letters, "unk_token": next(iter(letters))}
+        document["pre_tokenizer"] = {
+            "type": "Split",
+            "pattern": {"Regex": "."},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        document["decoder"] = {"type": "Fuse"}
+        document |= {"added_tokens": [], "post_processor": None, "normalizer": None}
+        files = {"tokenizer.json": json.dumps(document).encode()}
+        files["tokenizer_config.json"] = json.dumps({"chat_template": tokenizer_folder.TEMPLATE}).encode()
+        return files | {"generation_config.json": (folder / "generation_config.json").read_bytes()}
+
+    @cached_property
+    def dying(self) -> bytes:
+        """A library that dies as LOCALATTN_TEST_DEATH says, once it is loaded; without a compiler, none."""
+        from ...support.dying_library import SOURCE
+
+        compiler = shutil.which("g++")
+        if compiler is None:
+            return b"\x7fELF" + bytes(60)
+        source, library = self._folder / "dying.cpp", self._folder / "dying.so"
+        source.write_text(SOURCE)
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+        return library.read_bytes()
+
+    @cached_property
     def pickles(self) -> dict[str, bytes]:
         """Files that run code in a reader which unpickles: checkpoints of both formats, an array, a document."""
         import torch

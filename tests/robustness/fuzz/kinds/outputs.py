@@ -99,7 +99,9 @@ def _other_kind(drawn: _Drawn) -> Target:
     groups = [name for name in GROUPS if name not in (drawn.group, "text", "compiler", "report", "factory")]
     alike = {"model": ("steps", "other"), "steps": ("model", "other")}.get(drawn.group, ())
     files = GROUPS[drawn.random.choice([name for name in groups if name not in alike])](drawn.seeds)
-    name = drawn.random.choice(sorted(files))
+    # An array or a model of another group is of the same kind, which `--force` may replace.
+    names = [name for name in files if PurePosixPath(name).suffix != drawn.suffix or drawn.suffix == ".json"]
+    name = drawn.random.choice(sorted(names or files))
     content = files[name]
     placed = "valuable" + (drawn.suffix if drawn.random.random() < 0.5 else PurePosixPath(name).suffix)
     return Target("{}/" + placed, {placed: content})

@@ -13,6 +13,9 @@ from ....support.hostile_models import HOSTILE, SOUND
 from ..case import Case, Content, Folder
 from ..groups import tar_of
 from ..seeds import Seeds
+from .companions import draw_companion
+from .deaths import draw_death
+from .forged import draw_forged
 from .mutate import (
     json_bytes,
     mutate_bytes,
@@ -28,6 +31,8 @@ from .mutate_onnx import mutate_onnx
 from .options import draw_option
 from .outputs import draw_output
 from .planted import draw_batch, draw_library
+from .requests import draw_request
+from .servers import draw_server
 from .surroundings import draw_environment, draw_streams
 from .training import draw_training
 from .wrong_inputs import draw_wrong_input
@@ -322,4 +327,9 @@ TARGETS: dict[str, Target] = {
     "streams": Target(draw_streams, 1, sample=4),
     "planted-batch": Target(draw_batch, 3, sample=15),
     "planted-library": Target(draw_library, 3, sample=15),
+    "servers": Target(draw_server, 5, sample=12),
+    "companions": Target(draw_companion, 5, sample=12),
+    "forged-text": Target(draw_forged, 4, sample=12),
+    "deaths": Target(draw_death, 5, sample=6),
+    "requests-to-end": Target(draw_request, 5, sample=4),
 }
