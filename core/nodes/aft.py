@@ -6,7 +6,7 @@ With `T` positions, `B` batch, `D` channels, and `r` how far the biases reach:
     output_i = σ(gate_i) · Σ_j e^{w_ij + key_j}·value_j / Σ_j e^{w_ij + key_j}   per channel
 
 =================  ==============  ================================================================
-`gate, key,        `[T, B, D]`     fp32
+`gate, key,        `[T, B, D]`     fp32; a key below -1e29 counts as -1e29
 value`
 `position_bias`    `[T, R]`        fp32; `R = 2r + 1`, and `R = r + 1` if the node is causal. Entries
                                    whose `j` lies outside the sequence count nothing
@@ -34,6 +34,10 @@ WIDEST_BIASES = 60.0
 # The logit of a hidden key. Finite, so that no difference of two is NaN; far below any other, so that adding a bias
 # does not make the key visible, and a row whose maximum is near it has seen no key.
 HIDDEN_KEY = -1e30
+
+# Keys below this one count as this one, -inf among them: far above a hidden key, so that none of those has a weight
+# where all keys that a query sees are as low.
+LOWEST_KEY = -1e29
 
 
 @dataclass(frozen=True)

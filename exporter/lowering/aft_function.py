@@ -24,7 +24,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE, HIDDEN_KEY, AftVariant
+from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE, HIDDEN_KEY, LOWEST_KEY, AftVariant
 from ...core.nodes.attention import PLUGIN_ATTRIBUTES
 from .function_parts import FIRST_INT64, LAST_INT64, define, integers, real
 
@@ -271,6 +271,7 @@ def _body(variant: AftVariant, sizes: _Sizes) -> Any:
     """Return the Python function that traces the ONNX function of one op type."""
 
     def trace(op: Any, gate: Any, keys: Any, values: Any, bias: Any, *mask: Any) -> Any:
+        keys = op.Max(keys, real(op, LOWEST_KEY))
         if mask:
             kept = op.Unsqueeze(op.Transpose(mask[0], perm=[1, 0]), integers(op, 2))
             # The values too: a hidden key's weight is 0, but 0·NaN would be NaN.

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from localattn.core.nodes.aft import AftVariant
+from localattn.core.nodes.aft import LOWEST_KEY, AftVariant
 from localattn.core.nodes.attention import DOMAIN, DOMAIN_VERSION, PLUGIN_ATTRIBUTES
 from localattn.core.versions import DEFAULT_OPSET, IR_VERSION
 from localattn.exporter.lowering.functions import attach_functions
@@ -90,6 +90,7 @@ def expected(case: Case, arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     at = columns - rows + case.reach
     inside = (at >= 0) & (at <= 2 * case.reach)
     bias = np.where(inside, table[rows, np.clip(at, 0, case.columns - 1)], 0.0)
+    key = np.maximum(key, LOWEST_KEY)
     seen = (columns <= rows) if case.causal else np.ones_like(inside)
     output = np.zeros_like(gate)
     for b in range(case.batch):
@@ -97,7 +98,8 @@ def expected(case: Case, arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         for row in range(case.length):
             keys = np.flatnonzero(visible[row])
             if len(keys):
-                logits = bias[row, keys][:, None] + key[keys, b]
+                # The largest key first: a sum with one of 1e29 would lose the bias.
+                logits = bias[row, keys][:, None] + (key[keys, b] - key[keys, b].max(axis=0))
                 weights = np.exp(logits - logits.max(axis=0))
                 output[row, b] = (weights * value[keys, b]).sum(axis=0) / weights.sum(axis=0)
     return output / (1 + np.exp(-gate))
@@ -140,6 +142,16 @@ def _suppressed(key: NDArray[Any], bias: NDArray[Any]) -> None:
     bias -= 120
 
 
+def _lowest(key: NDArray[Any], bias: NDArray[Any]) -> None:
+    """Most rows of a causal node, and sequences with such a mask, see no other keys."""
+    key[: 2 * len(key) // 3] = -np.inf
+
+
+def _below(key: NDArray[Any], bias: NDArray[Any]) -> None:
+    key[:] = -1e30
+    key[::3] = -3e38
+
+
 def _uneven(key: NDArray[Any], bias: NDArray[Any]) -> None:
     bias[:, ::3] += 100
 
@@ -152,6 +164,8 @@ HARD: dict[str, Change] = {
     "spike": _spike,
     "low": _low,
     "high": _high,
+    "lowest": _lowest,
+    "below": _below,
     "suppressed": _suppressed,
     "uneven": _uneven,
 }
@@ -160,5 +174,7 @@ WIDE = ("suppressed", "uneven")
 
 def finest(arrays: Mapping[str, NDArray[Any]]) -> float:
     """How near results can be: at logits of a few hundred fp32 itself is only that fine."""
-    largest = np.float32(np.abs(arrays["key"]).max() + np.abs(arrays["position_bias"]).max())
+    keys = arrays["key"]
+    plain = np.abs(keys, where=keys > LOWEST_KEY, out=np.zeros_like(keys))  # the lowest keys are all alike
+    largest = np.float32(plain.max() + np.abs(arrays["position_bias"]).max())
     return max(1e-5, 4 * float(np.spacing(largest)))

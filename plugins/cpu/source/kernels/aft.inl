@@ -14,6 +14,8 @@ constexpr int kMeanVectors = kLanes == 16 ? 2 : 1;
 #endif
 // Weights below 2^-126 are lost: beside a sum of 2^-72 they are nothing.
 constexpr float kSoundSum = 0x1p-72f;
+// core/nodes/aft.py: LOWEST_KEY.
+constexpr float kLowestKey = -1e29f;
 
 // Largest logit, Σ e^(logit - top)·value, Σ e^(logit - top).
 struct MeanState {
@@ -46,6 +48,7 @@ struct MeanChannels {
   Vector load_row(const float* tensor, int64_t row) const {
     return count == kLanes ? load_elements(tensor + at(row)) : load_some(tensor + at(row), count);
   }
+  Vector load_key(int64_t row) const { return larger(splat(kLowestKey), load_row(call.key, row)); }
   bool hidden(int64_t row) const { return call.mask && !call.mask[sequence * call.length + row]; }
   MeanState state(int64_t block, bool ahead) const {
     return load_state(call.state(block, ahead, sequence) + first, call.width());
@@ -66,11 +69,11 @@ inline void mean_states(const Aft& call, int64_t sequence, int64_t first) {
     const int64_t begin = block * kAftBlock, end = least(begin + kAftBlock, call.length);
     MeanState own = none;
     for (int64_t j = begin; j < end; ++j) {
-      if (!channels.hidden(j)) own.top = larger(channels.load_row(call.key, j), own.top);
+      if (!channels.hidden(j)) own.top = larger(channels.load_key(j), own.top);
     }
     for (int64_t j = begin; j < end; ++j) {
       if (channels.hidden(j)) continue;
-      const Vector weight = exp_of(channels.load_row(call.key, j) - own.top);
+      const Vector weight = exp_of(channels.load_key(j) - own.top);
       own.num += weight * channels.load_row(call.value, j);
       own.den += weight;
     }
@@ -155,12 +158,18 @@ inline Vector careful_mean(const MeanChannels& channels, const MeanTile& tile, i
   const Aft& call = channels.call;
   const RowBiases biases(call, row);
   const int64_t end = call.causal ? row + 1 : tile.high;
-  const auto logit = [&](int64_t j) {
-    const Vector key = channels.load_row(call.key, j);
-    return j >= biases.first && j < biases.end ? key + biases.from[j - biases.first] : key;
-  };
   MeanState sums = channels.state(tile.low / kAftBlock, false);
   if (!call.causal) sums = merged(sums, channels.state(divide_up(tile.high, kAftBlock), true));
+  // Relative to the largest key: beside a key of 1e29 a bias would be lost.
+  Vector peak = sums.top;
+  for (int64_t j = tile.low; j < end; ++j) {
+    if (!channels.hidden(j)) peak = larger(channels.load_key(j), peak);
+  }
+  const auto logit = [&](int64_t j) {
+    const Vector key = channels.load_key(j) - peak;
+    return j >= biases.first && j < biases.end ? key + biases.from[j - biases.first] : key;
+  };
+  sums.top -= peak;
   MeanState own{sums.top, Vector{}, Vector{}};
   for (int64_t j = tile.low; j < end; ++j) {
     if (!channels.hidden(j)) own.top = larger(logit(j), own.top);
@@ -212,12 +221,12 @@ LOCALATTN_INLINE void lay_keys(const Aft& call, const MeanTile& tile, int64_t se
     if (!call.causal) later = load_state(call.state(ahead_at, true, sequence) + first + v * kLanes, call.width());
     Vector top = larger(later.top, far.top);
     for (int64_t j = tile.low; j < tile.high; ++j) {
-      if (!channels.hidden(j)) top = larger(channels.load_row(call.key, j), top);
+      if (!channels.hidden(j)) top = larger(channels.load_key(j), top);
     }
     for (int64_t j = tile.low; j < tile.high; ++j) {
       float* to = keys + (j - tile.low) * kSumsFloats + v * kLanes;
       const bool hidden = channels.hidden(j);
-      const Vector weight = hidden ? Vector{} : exp_of(channels.load_row(call.key, j) - top);
+      const Vector weight = hidden ? Vector{} : exp_of(channels.load_key(j) - top);
       store(to, weight);
       store(to + kMeanVectors * kLanes, hidden ? Vector{} : weight * channels.load_row(call.value, j));
     }

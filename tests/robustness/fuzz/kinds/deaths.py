@@ -199,7 +199,6 @@ def _library(random: Random, seeds: Seeds) -> Case:
             (("run", "{}/model.onnx", "--save-outputs", "{}/o/out.npz"), ("o/out.npz*",)),
             (("parity", "{}/model.onnx", "--against", "{}/other.onnx", "--seeds", "1", "-o", "{}/o/r.md"),
             ("o/r.md*",)),
-            (("bundle", "{}/model.onnx", "-o", "{}/o/b", "--samples", "1"), ("o/b", "o/b/*")),
             (("bench", "{}/model.onnx", "--rounds", "1", "--iterations", "1", "--duration", "0"), ()),
         )
     )  # fmt: skip
