@@ -478,12 +478,13 @@ def _check_external(tensor: Any, shape: str, sizes: Sizes) -> None:
     location = found.get("location", "")
     if not lies_inside(location):
         raise Refused(f"It takes weights from {_shown(location)}, which is no file of its folder.", _DATA_FIX)
-    numbers = [found.get(key, "") for key in ("offset", "length")]
-    if not all(text == "" or (text.isascii() and text.isdigit() and len(text) < 20) for text in numbers):
-        raise Refused(f"The tensor {_shown(tensor.name)} says no number where its data lies.")
-    offset, length = (int(text or 0) for text in numbers)
+    for key in ("offset", "length"):  # an entry without a value is none that all libraries read alike
+        text = found.get(key, "0")
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            raise Refused(f"The tensor {_shown(tensor.name)} says no number where its data lies.")
+    offset, length = int(found.get("offset", "0")), int(found.get("length", "0"))
     needed = _raw_sizes(tensor.data_type, prod(tensor.dims))
-    if numbers[1] and length not in needed:
+    if "length" in found and length not in needed:
         raise Refused(f"{shape}, and its external data has {length} bytes.", _COPY_FIX)
     there = sizes(location)
     if there is not None and offset + min(needed) > there:

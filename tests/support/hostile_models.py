@@ -268,6 +268,12 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "external data in two places": lambda: weight(
         data_type=FLOAT, dims=[1, 4], data_location=1, places=[("location", "w"), ("location", "../w")]
     ),
+    "external data of no length": lambda: weight(
+        data_type=FLOAT, dims=[1, 4], data_location=1, places=[("location", "w"), ("length", "")]
+    ),
+    "external data at an empty offset": lambda: weight(
+        data_type=FLOAT, dims=[1, 4], data_location=1, places=[("location", "w"), ("offset", ""), ("length", "16")]
+    ),
     "external data at no number": lambda: weight(
         data_type=FLOAT, dims=[1, 4], data_location=1, places=[("location", "w"), ("offset", "-16")]
     ),

@@ -94,7 +94,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             if waiting and now >= waiting[0][1]:
                 number, _, group = waiting.pop(0)
                 if asked is None:
-                    asked, waited = time.monotonic(), _waited(process)
+                    asked, waited = time.monotonic(), _waited(process) + _waited(os.getpid())
                 with contextlib.suppress(ProcessLookupError):
                     (os.killpg if group else os.kill)(process, number)
             if now > request["limit"]:
@@ -103,7 +103,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
                 break
             time.sleep(_POLL)
         took = time.monotonic() - asked if asked is not None else 0.0
-        took -= _waited(process) - waited if asked is not None else 0.0
+        # What both this process and that one waited for a processor is not the command's.
+        took -= _waited(process) + _waited(os.getpid()) - waited if asked is not None else 0.0
         _, status, usage = os.wait4(process, 0)
         left = _of_session(process)
         if left:  # what was killed may not be gone yet
@@ -129,7 +130,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         "grown": max(0, (usage.ru_maxrss << 10) - before),
         "processes": len(left),
         "asked": asked is not None,
-        "took": took,
+        "took": max(0.0, took),
     }
 
 
