@@ -242,6 +242,22 @@ class OnnxFile:
                     self._bring(tensor)
         return model
 
+    def with_small_data(self) -> bytes | None:
+        """Return this file with the external data in it that onnxruntime reads nowhere else.
+
+        Returns:
+            None where nothing is to be brought into it, and for a file over `IN_MEMORY` bytes, whose own weights stay there.
+
+        Raises:
+            UsageError: no ONNX model, or its small external data cannot be read.
+        """
+        if self.original is None:
+            return None
+        model = self.parse_without_weights()
+        left = sum(tensor.data_location == tensor.EXTERNAL for tensor in judgement.tensors_of(model))
+        before = sum(tensor.data_location == tensor.EXTERNAL for tensor in judgement.tensors_of(self.model))
+        return bytes(model.SerializeToString()) if left < before else None
+
     def for_engines(self) -> Any:
         """Return a new `onnx.ModelProto` as engines get it: as `parse_without_weights`, links followed.
 

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...core import closeness
@@ -22,6 +22,7 @@ from ...core.tensors import TensorSpec
 from ...core.tolerance import tolerance_for
 from ...core.versions import package_version
 from ...onnx_graph import judgement, wire_model
+from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.arrays import save_arrays
 from . import device
 from .archive import write_tar
@@ -224,11 +225,15 @@ class _Layout:
 
     def _take_model(self, part: ModelPart) -> None:
         roles = {part.path: "model", **dict.fromkeys(part.data, "data")}
+        # A sidecar belongs to the file as it is. Without one the model is what runs on a device: onnxruntime alone reads
+        # a shape, for example, in no other file.
+        changed = part.file.with_small_data() if part.sidecar is None else None
+        read = part.file.locations if changed is None else OnnxFile.of_bytes(changed).locations
         for source in part.files:
             place = f"{self._home}/{source.name}"
             if source == part.path and part.file.original is not None:
-                self.files.add(place, part.file.original, "model")
-            else:
+                self.files.add(place, part.file.original if changed is None else changed, "model")
+            elif roles.get(source) != "data" or any(source.name == PurePosixPath(name).name for name in read):
                 self.files.take(source, place, roles.get(source, "sidecar"))
         part.file.check_same()
         self._models.append(
