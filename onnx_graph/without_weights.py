@@ -23,7 +23,7 @@ def read_message(path: Path) -> onnx.ModelProto:
     The bytes that are left out are not read: weights of gigabytes take no memory.
     """
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        model = onnx.ModelProto.FromString(without_weights(mapped, _HERE, LARGE))
+        model: onnx.ModelProto = onnx.ModelProto.FromString(without_weights(mapped, _HERE, LARGE))
         for tensor in model.graph.initializer:
             if _lies_here(tensor) and tensor.data_type not in _INDICES:
                 _forget_place(tensor)

@@ -23,6 +23,7 @@ State = Mapping[str, Tensor]
 ROWS = 128  # positions per step; memory only
 _READ = 32 << 20  # bytes of weights that are read before their pages are released
 _LARGE = 1 << 20  # bytes of a tensor whose pages may lie in a mapped file
+_DTYPE = vars(torch._C.TensorBase)["dtype"].__get__  # the getter of Tensor.dtype
 # What only looks at a tensor's shape or place: converting a weight for it would be for nothing.
 _OF_SHAPE = {Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.stride}
 _OF_SHAPE |= {Tensor.data_ptr, Tensor.is_floating_point, Tensor.is_contiguous, Tensor.element_size}
@@ -107,12 +108,12 @@ class InFloat64(TorchFunctionMode):
         """Begin: tensors that are made without a type are of float64."""
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         """End, and return the pages of weights that are mapped from a file."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self._default)
         self._release()
 
@@ -120,7 +121,7 @@ class InFloat64(TorchFunctionMode):
         """Call a function of PyTorch with float64 in place of every other floating-point type among its arguments."""
         if func is Tensor.float:
             return self._widened(args[0])
-        if func == Tensor.dtype.__get__:
+        if func == _DTYPE:
             return torch.float64 if _is_narrow(func(*args)) else func(*args)
         name = getattr(func, "__name__", "")
         if name == "__get__" or func in _OF_SHAPE:
