@@ -246,7 +246,7 @@ class OnnxFile:
         """Return this file with the external data in it that onnxruntime reads nowhere else.
 
         Returns:
-            None where nothing is to be brought into it, and for a file over `IN_MEMORY` bytes, whose own weights stay there.
+            None where there is none, and for a file of more than `IN_MEMORY` bytes.
 
         Raises:
             UsageError: no ONNX model, or its small external data cannot be read.

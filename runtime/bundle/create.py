@@ -225,8 +225,7 @@ class _Layout:
 
     def _take_model(self, part: ModelPart) -> None:
         roles = {part.path: "model", **dict.fromkeys(part.data, "data")}
-        # A sidecar belongs to the file as it is. Without one the model is what runs on a device: onnxruntime alone reads
-        # a shape, for example, in no other file.
+        # onnxruntime by itself reads shapes, for example, in no other file. A sidecar belongs to the file as it is.
         changed = part.file.with_small_data() if part.sidecar is None else None
         read = part.file.locations if changed is None else OnnxFile.of_bytes(changed).locations
         for source in part.files:
