@@ -141,6 +141,33 @@ def test_a_request_at_any_moment_leaves_nothing(folder: Path, seconds: float) ->
     assert error in ("Stopped; nothing was written.\n", "") and left(folder) == []
 
 
+def test_ctrl_c_is_quiet_from_the_first_import_on(folder: Path) -> None:
+    """Sent while the package's first module after the answer to it is imported; nothing has begun."""
+    script = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'localattn.core': os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.argv = ['/usr/bin/localattn', 'run', 'm.onnx']\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from localattn.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_program_that_imports_the_package_keeps_its_answer_to_ctrl_c() -> None:
+    script = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import localattn.cli\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
 def test_timeout_ends_it_on_time(folder: Path) -> None:
     started = time.monotonic()
     (folder / "tmp").mkdir()

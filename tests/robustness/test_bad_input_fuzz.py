@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,9 +26,12 @@ from .fuzz.groups import gather
 from .fuzz.judge import Fault, meet
 from .fuzz.kinds.outputs import case_of
 from .fuzz.kinds.planted import with_cache
+from .fuzz.kinds.servers import honest
 from .fuzz.kinds.targets import TARGETS
 from .fuzz.runner import Worker
 from .fuzz.seeds import ROOT, Seeds
+from .fuzz.server import OTHER, serving
+from .fuzz.torn import torn
 
 ASKED = os.environ.get("LOCALATTN_FUZZ")
 
@@ -111,6 +115,27 @@ def test_what_is_lost_or_left_is_noticed(seeds: Seeds, worker: Worker) -> None:
 def test_foreign_code_is_noticed(seeds: Seeds, worker: Worker) -> None:
     """The library runs where it may: in the user's own cache. Elsewhere the fuzzer would see it."""
     assert [fault.kind for fault in met(worker, with_cache(seeds), seeds)[1]] == ["foreign"]
+
+
+def test_a_server_that_is_believed_or_sends_elsewhere_is_noticed(seeds: Seeds, worker: Worker) -> None:
+    """An honest server passes, so a lying one would be noticed where it does."""
+    case = honest(seeds)
+    assert met(worker, case, seeds) == (0, [])
+    assert [fault.kind for fault in met(worker, replace(case, must_fail=True), seeds)[1]] == ["believed"]
+    with serving(case.answers) as (names, contacts):
+        host, port = names[OTHER].removeprefix("http://").split(":")
+        socket.create_connection((host, int(port))).close()
+    assert contacts.elsewhere
+
+
+def test_half_a_file_is_noticed(seeds: Seeds) -> None:
+    model, facts = seeds.model.read_bytes(), seeds.sidecar
+    whole = {"m.onnx": model, "m.onnx.json": facts, "a.npz": seeds.npz}
+    assert list(torn(whole, whole)) == []
+    halves = {name: content[: len(content) // 2] for name, content in whole.items()}
+    assert {name for name, _ in torn(halves, halves)} == set(whole)
+    others = whole | {"m.onnx": model + b"\0"}
+    assert [name for name, _ in torn({"m.onnx.json": facts}, others)] == ["m.onnx.json"]
 
 
 def test_unpickling_is_noticed(seeds: Seeds) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from localattn.core import closeness
 from localattn.core.documents.sidecar import read_sidecar, sidecar_path
@@ -761,3 +762,21 @@ def test_a_tar_is_not_replaced_unasked(tiny_model: Path, tmp_path: Path, localat
     assert localattn("bundle", tiny_model, "-o", target, "--samples", "0").code == 2
     assert localattn("bundle", tiny_model, "-o", target, "--samples", "0", "--force").code == 0
     assert localattn("bundle", "verify", target).code == 0
+
+
+@pytest.mark.parametrize("threshold", [0, 8])
+def test_small_external_data_travels_in_the_model(threshold: int, tmp_path: Path) -> None:
+    """onnxruntime by itself reads a shape in no other file; the bundle's own check gives it the model's path."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    weights = [
+        numpy_helper.from_array(np.arange(4, dtype=np.float32).reshape(1, 4), "w"),
+        numpy_helper.from_array(np.array([1, 4], np.int64), "shape"),
+    ]
+    nodes = [helper.make_node("Add", ["x", "w"], ["a"]), helper.make_node("Reshape", ["a", "shape"], ["y"])]
+    graph = helper.make_graph(nodes, "g", value[:1], value[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, str(tmp_path / "m.onnx"), save_as_external_data=True, location="w.bin", size_threshold=threshold)
+    create_bundle(BundleRequest(tmp_path / "m.onnx", tmp_path / "b", samples=1))
+    assert not (tmp_path / "b/model/w.bin").exists()
+    rows = verify_bundle(tmp_path / "b").report["rows"]
+    assert [row["passed"] for row in rows] == [True]
