@@ -27,7 +27,7 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u2028-\u202e\u2066-
 # Each kind of fault, and what the table of a campaign calls it.
 FAULTS = {
     "internal": "exit code 70",
-    "hang": "hangs: over 60 s of processor time, or 300 s",
+    "hang": "hangs: over 60 s of processor time, or 900 s",
     "lost": "files lost, moved or changed",
     "foreign": "foreign code run",
     "left": "files left behind",

@@ -23,7 +23,7 @@ from .case import Request, of_others, snapshot
 from .seeds import ROOT
 
 SECONDS = 60.0  # of processor time in a worker; cases take milliseconds
-MOST_SECONDS = 300.0  # by the clock: of a case that only waits, also on a machine that does much else
+MOST_SECONDS = 900.0  # by the clock: of a case that only waits, also on a machine that does much else
 GROWTH = 1 << 30  # bytes of memory a case of a few kilobytes may take
 # What a process may map; enough for torch, and far below what a lying header asks for.
 ADDRESS_SPACE = 12 << 30
