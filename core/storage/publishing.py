@@ -48,7 +48,7 @@ MAX_BYTES = 16 << 20
 
 def sidecar_path(model: Path) -> Path:
     """Return where the facts of a file lie: `model.onnx` → `model.onnx.json`."""
-    return model.with_name(model.name + ".json")
+    return model.parent / (model.name + ".json")  # of ".", which has no name, too
 
 
 def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
