@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ....core.documents.window_view import WindowView, views
-from ....core.error_texts import argument, shown
+from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....core.storage.unchanged import Unchanged
 from ....core.tensors import POSITION_IDS
@@ -28,28 +28,25 @@ from ..family import (
     sequence_length,
 )
 from ..inference import bounded
-from . import longformer, weights
+from . import weights
 from .arguments import HuggingFaceArgs
+from .changed_meaning import warnings_of
 from .config import (
-    FEATURES,
     broken,
-    choose_class,
     is_hugging_face,
     made_config,
-    named_class,
     read_config,
-    refuse_decoder,
     require_transformers,
     rotation_changes,
     rotation_grows,
 )
 from .folder import HOW_TO_MERGE, SAFETENSORS, adapters_below, files, refuse_sentence_transformers, unread
+from .model_class import FEATURES, choose_class, named_class, refuse_decoder
 from .module import BATCHED, MASK, load, made_model, of_whole_sequences, parameters
-from .observe import read_layers
 from .reference import check_live, check_numbers, copied, reference, undecided, untouched
-from .releases import changed_meanings
 from .sizes_held import Held, check_counts, check_size, held
 from .step_module import step_arguments, step_caches, step_module
+from .types import quirks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -75,8 +72,6 @@ COMPANIONS = (
 )
 # Sequences up to this are compared in any case.
 _SHORT = 256
-# Positions where the configuration states none, and the most of any.
-_POSITIONS, _MOST_POSITIONS = 8192, 1 << 30
 
 
 def describe(
@@ -113,9 +108,9 @@ def describe(
     # Chunks begin after each sequence's padding, and those of the node at the first position: no padding then.
     chunked = bool(getattr(text, "attention_chunk_size", None))
     names = ["input_ids", *([MASK] if MASK in parameters(model) and not chunked else [])]
-    own_code = config.model_type in longformer.MODEL_TYPES
-    read = longformer.read_layers if own_code else read_layers
-    layers, run = read(_made(kind, config, where, "cpu") if chunked else model, names)
+    quirks = quirks_of(config.model_type)
+    quirks.refuse(model)
+    layers, run = quirks.read_layers(_made(kind, config, where, "cpu") if chunked else model, names)
     outputs = [name for name in _OUTPUTS if name in run.outputs]
     if not outputs:
         raise UsageError(
@@ -130,23 +125,8 @@ def describe(
         per_token=len(shape) > 1 and shape[1] == run.length,
         layers=tuple(layers),
         vocab_size=text.vocab_size,
-        longest=longformer.positions(config) if own_code else _positions(text, where),
+        longest=quirks.positions(config, where),
     )
-
-
-def _positions(config: Any, where: str) -> int:
-    """Return the number of positions that a configuration states.
-
-    Raises:
-        UsageError: it states none at all.
-    """
-    stated = getattr(config, "max_position_embeddings", None)
-    if stated is None:
-        return _POSITIONS
-    if not isinstance(stated, int) or not 1 <= stated <= _MOST_POSITIONS:
-        why = f"It is from 1 to {_MOST_POSITIONS:,}."
-        raise UsageError(f"{where}: max_position_embeddings is {shown(stated)}.", why=why)
-    return stated
 
 
 def _made(kind: type[PreTrainedModel], config: PreTrainedConfig, where: str, device: str) -> PreTrainedModel:
@@ -194,7 +174,7 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     if known.get("max_length") is not None:  # the arguments of a step file
         args = HuggingFaceArgs(**{**args.model_dump(), "inputs": known["inputs"], "max_length": known["max_length"]})
     original = weights.original(kind, folder, state)
-    doubts = changed_meanings(raw)
+    doubts = warnings_of(quirks_of(config.model_type).changed_meanings, raw)
     below = adapters_below(folder)
     if below:
         doubts.append(
@@ -244,10 +224,8 @@ def _live(module: nn.Module) -> FolderContents | None:
 
 def _said(args: HuggingFaceArgs) -> list[str]:
     """Say what was read off the model."""
-    own_code = args.config.get("model_type") in longformer.MODEL_TYPES
-    notes = [f"{args.architecture}: {args.describe()}, read off its own {'layers' if own_code else 'masks'}"]
-    if own_code:
-        notes.append(longformer.NOTE)
+    quirks = quirks_of(args.config.get("model_type"))
+    notes = [f"{args.architecture}: {args.describe()}, read off its own {quirks.read_off}", *quirks.notes]
     if rotation_grows(args.config):
         changes = "its rotary embedding is of the type 'dynamic', and changes beyond them"
         notes.append(f"a file of whole sequences takes positions below {args.longest}: {changes}")

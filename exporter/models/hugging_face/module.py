@@ -19,11 +19,12 @@ from ....core.errors import UsageError
 from ..family import ModelSpec, State
 from ..inference import bounded
 from ..parts.attention_op import grouped_attention_op
-from . import longformer
 from .arguments import HuggingFaceArgs
 from .complex_pairs import ComplexAsPairs
-from .config import made_config, named_class
+from .config import made_config
+from .model_class import named_class
 from .observe import install, scale_nothing, without_cache
+from .types import quirks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -164,13 +165,13 @@ def exportable(spec: ModelSpec) -> nn.Module:
     for layer in args.layers:
         setattr(model.get_submodule(layer.path), _WINDOW, layer.geometry)
     install(model, _NAME, _attention, _padding_mask)
-    if model.config.model_type in longformer.MODEL_TYPES:
-        longformer.replace_code(model, _attention)
+    quirks = quirks_of(model.config.model_type)
+    quirks.replace_attention(model, _attention)
     for part in model.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             part.register_forward_pre_hook(_take_weights_dtype)
             part.register_forward_hook(_give_fp32)
-    own, given = longformer.forward_of(model), without_cache(model)
+    own, given = quirks.forward_of(model), without_cache(model)
 
     def forward(self: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
         with ComplexAsPairs():
