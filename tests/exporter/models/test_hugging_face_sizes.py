@@ -12,8 +12,8 @@ import torch
 
 from localattn.core.errors import CheckFailed
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.hugging_face.quirks import Quirks
 from localattn.exporter.models.hugging_face.arguments import HuggingFaceArgs, words
+from localattn.exporter.models.hugging_face.quirks import Quirks
 
 from ...support.models.hugging_face import CASES, Case, build, initialised
 
