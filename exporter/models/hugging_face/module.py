@@ -100,13 +100,13 @@ def _check_names(model: nn.Module, state: State) -> None:
         )
 
 
-def of_whole_sequences(spec: ModelSpec) -> nn.Module:
+def of_whole_sequences(spec: ModelSpec[HuggingFaceArgs]) -> nn.Module:
     """Build the same as `exportable`, for sequences of any length that the model has positions for.
 
     A rotary embedding that changes beyond them keeps the frequencies that it begins with, and the file takes no
     position beyond.
     """
-    args: HuggingFaceArgs = spec.args
+    args = spec.args
     model: Any = exportable(spec)
     if scale_nothing(model):
         known = KnownPositions(args.longest)
@@ -158,9 +158,9 @@ def rotary_modules(model: nn.Module) -> list[nn.Module]:
     ]
 
 
-def exportable(spec: ModelSpec) -> nn.Module:
+def exportable(spec: ModelSpec[HuggingFaceArgs]) -> nn.Module:
     """Build the model with its attention as nodes; it takes the file's inputs by name, and returns its outputs."""
-    args: HuggingFaceArgs = spec.args
+    args = spec.args
     model = build(args, BATCHED)
     for layer in args.layers:
         setattr(model.get_submodule(layer.path), _WINDOW, layer.geometry)

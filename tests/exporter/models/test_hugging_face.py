@@ -25,10 +25,10 @@ from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import observe
 from localattn.exporter.models.hugging_face.arguments import Layer, words
 from localattn.exporter.models.hugging_face.config import made_config
-from localattn.exporter.models.hugging_face.family import describe
 from localattn.exporter.models.hugging_face.model_class import choose_class
 from localattn.exporter.models.hugging_face.observe import Observation, Reach, Seen, read_reach
 from localattn.exporter.models.hugging_face.quirks import Quirks
+from localattn.exporter.models.hugging_face.reading import describe
 from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
 from localattn.exporter.user_module.export_module import ModuleOptions, plan_module

@@ -21,6 +21,7 @@ from localattn.exporter.checkpoint.describe import describe_checkpoint
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models import registry
 from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.models.forms import FolderRequest
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime import load
 
@@ -35,9 +36,9 @@ CONFIG = {"model_type": "toy", "vocab_size": 31, "width": 16, "heads": 2, "windo
 def row() -> Iterator[None]:
     """The row of the family, as the registry would have it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "FAMILIES", [*registry.FAMILIES, toy_family.TOY])
-        for name, entry in registry.class_entries(toy_family.TOY).items():
-            patch.setitem(registry.CLASSES, name, entry)
+        patch.setattr(registry, "FAMILIES", list(registry.FAMILIES))
+        patch.setitem(registry.CLASSES, "toy.Tagger", None)  # so that it is taken out again
+        registry.register(toy_family.TOY)
         yield
 
 
@@ -81,7 +82,7 @@ def test_both_outputs_are_those_of_the_untouched_model(exported: Path, folder: P
         "input_ids": generator.integers(0, 31, (3, 23)),
         "attention_mask": (np.arange(23) < np.array([[23], [9], [2]])).astype(np.int64),
     }
-    contents = toy_family._read(folder, {})
+    contents = toy_family.TOY.read(folder, FolderRequest())
     model = toy_family.Tagger(toy_family.TaggerArgs(**contents.arguments))
     model.load_state_dict(dict(contents.state))
     with torch.no_grad():
