@@ -135,6 +135,7 @@ def open_checkpoint(
         UsageError: a file that is broken, a configuration that does not fit the weights, or sizes that do not fit it.
         MissingDependency: a package that the checkpoint's format needs is not installed.
     """
+    check_exists(path)
     if path.is_dir() and (folder_family := find_folder(path)) is not None:
         if config is not None:
             raise UsageError(
@@ -146,7 +147,6 @@ def open_checkpoint(
             )
         request = FolderRequest(task, {} if known is None else known.kwargs, shapes, steps)
         return _open_folder(path, folder_family, request)
-    check_exists(path)
     if task is not None:
         raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")
     loaded = with_tied(load_state(path, entry=entry))

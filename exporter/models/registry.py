@@ -22,7 +22,13 @@ from .local_mha.family import LOCAL_MHA
 from .local_transformer.family import LOCAL_TRANSFORMER
 
 # In the order in which a state dict is tested, because a transformer has the names of the others too.
-FAMILIES: list[Family[Any]] = [LOCAL_TRANSFORMER, LOCAL_MHA, AFT_LOCAL, LOCAL_ATTENTION, HUGGING_FACE]
+FAMILIES: list[Family[Any]] = [
+    LOCAL_TRANSFORMER,
+    LOCAL_MHA,
+    AFT_LOCAL,
+    LOCAL_ATTENTION,
+    HUGGING_FACE,
+]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,7 @@ def forgetful(model, path, *rest, save=publish.save_model):
 
 KINDS = ("checkpoint", "steps", "module", "convert")
 found = {kind: checks(kind) for kind in KINDS}
+whole = publish.save_model, convert.save_model
 publish.save_model = convert.save_model = forgetful
 faults = {}
 for kind in KINDS:
@@ -63,7 +65,46 @@ for kind in KINDS:
         checks(kind)
     except CheckFailed as error:
         faults[kind] = [error.what, error.why]
-print(json.dumps({"found": found, "faults": faults}))
+publish.save_model, convert.save_model = whole
+answers = {"found": found, "faults": faults}
+"""
+# Inspects two types of Hugging Face models, one of which has a file of its own, and exports a model of a new family.
+_MODELS = """
+import transformers
+from safetensors.torch import save_file
+from localattn.core.errors import UsageError
+from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.models.toy import family as toy
+
+tiny = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+tiny |= {"num_key_value_heads": 1, "num_hidden_layers": 1, "max_position_embeddings": 256, "sliding_window": 16}
+tiny |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "original_max_position_embeddings": 64}
+for kind, config, model in (
+    ("phi3", transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    ("mistral", transformers.MistralConfig, transformers.MistralForCausalLM),
+):
+    model(config(**tiny)).save_pretrained(folder / kind)
+    opened, refused = open_checkpoint(folder / kind), ""
+    try:
+        opened.source(ShapeRequest(seq_len=100))
+    except UsageError as error:
+        refused = error.why
+    answers[kind] = (opened.notes, opened.resolved.args.longest, refused)
+
+values = {"vocab_size": 31, "width": 16, "heads": 2, "window": 4, "max_length": 29}
+(folder / "tagger").mkdir()
+weights = toy.Tagger(toy.TaggerArgs(**values)).state_dict()
+save_file({name: 2 * tensor for name, tensor in weights.items()}, folder / "tagger" / "model.safetensors")
+(folder / "tagger" / "config.json").write_text(json.dumps({"model_type": "toy", **values}))
+export(folder / "tagger", folder / "tagger.onnx", dynamic=[], **quick)
+written = read_sidecar(folder / "tagger.onnx")
+answers["toy"] = {
+    "class": written.class_name,
+    "outputs": [output.name for output in written.outputs],
+    "checks": {check.name: check.status for check in written.checks},
+}
+print(json.dumps(answers))
 """
 
 
@@ -74,28 +115,80 @@ def recipe(title: str) -> list[str]:
     return re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)
 
 
-def test_a_check_of_every_export_is_a_file_and_a_row(tmp_path: Path) -> None:
+def insert(path: Path, pattern: str, added: str) -> None:
+    """Add lines below the first line that matches a pattern."""
+    text = path.read_text()
+    changed = re.sub(rf"(?m)^({pattern})$", lambda found: f"{found[1]}\n{added.rstrip()}", text, count=1)
+    assert changed != text, (path, pattern)
+    path.write_text(changed)
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a copy of the tree answers to which every recipe was applied."""
     pytest.importorskip("local_attention")
-    copy = tmp_path / "localattn"
+    pytest.importorskip("transformers", minversion="5.23")
+    folder = tmp_path_factory.mktemp("recipes")
+    copy = folder / "localattn"
     shutil.copytree(ROOT, copy, ignore=_NOT_COPIED)
-    file, row = recipe("Adding a check")
-    (copy / "exporter/checks/node_names.py").write_text(file)
-    table = copy / "exporter/checks/table.py"
-    text = table.read_text()
-    text = text.replace("from .outcome", "from .node_names import check_node_names\nfrom .outcome", 1)
-    table.write_text(re.sub(r"(?m)^(CHECKS: .*= \($)", rf"\1\n{row.rstrip()}", text, count=1))
-    assert table.read_text().count("check_node_names") == 2
+    _add_check(copy)
+    _add_type(copy)
+    _add_family(copy)
     ran = subprocess.run(
-        [sys.executable, "-c", _DRIVER, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
+        [sys.executable, "-c", _DRIVER + _MODELS, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    answer = json.loads(ran.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def _add_check(copy: Path) -> None:
+    file, row = recipe("Adding a check")
+    (copy / "exporter/checks/node_names.py").write_text(file)
+    table = copy / "exporter/checks/table.py"
+    insert(table, r"from \.loads .*", "from .node_names import check_node_names")
+    insert(table, r"CHECKS: .*= \(", row)
+
+
+def _add_type(copy: Path) -> None:
+    (file,) = recipe("Adding a Hugging Face type")
+    path = copy / "exporter/models/hugging_face/types/phi3.py"
+    assert not path.exists()
+    path.write_text(file)
+
+
+def _add_family(copy: Path) -> None:
+    row, imported = recipe("Adding a family of models")
+    folder = copy / "exporter/models/toy"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    shutil.copyfile(ROOT / "examples/toy_family.py", folder / "family.py")
+    registry = copy / "exporter/models/registry.py"
+    insert(registry, r"FAMILIES: .*= \[", row)
+    insert(registry, r"from \.local_transformer\.family .*", imported)
+
+
+def test_a_check_of_every_export_is_a_file_and_a_row(answer: dict[str, Any]) -> None:
     assert [kind for kind, checks in answer["found"].items() if checks["node names"] == "passed"] == [*answer["found"]]
     assert len(answer["faults"]) == 4
     for what, why in answer["faults"].values():
         assert "node names" in what and "1 node(s) have no name" in why
+
+
+def test_a_hugging_face_type_that_differs_is_a_file(answer: dict[str, Any]) -> None:
+    """Its notes are told, and its positions refused beyond; a type without the file keeps those of its config.json."""
+    told, longest, refused = answer["phi3"]
+    assert any("its positions end where its first training did" in note for note in told)
+    assert longest == 64 and "64 positions" in refused
+    told, longest, refused = answer["mistral"]
+    assert not any("training" in note for note in told) and longest == 256 and refused == ""
+
+
+def test_a_family_is_a_folder_and_a_row(answer: dict[str, Any]) -> None:
+    assert answer["toy"]["class"] == "toy.Tagger"
+    assert answer["toy"]["checks"]["parity"] == "passed" and answer["toy"]["outputs"] == ["logits", "hidden"]

@@ -36,11 +36,7 @@ CONFIG = {"model_type": "toy", "vocab_size": 31, "width": 16, "heads": 2, "windo
 def row() -> Iterator[None]:
     """The row of the family, as the registry would have it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "FAMILIES", list(registry.FAMILIES))
-        patch.setitem(registry.CLASSES, "toy.Tagger", None)  # so that it is taken out again
-        registry.register(toy_family.TOY)
-        yield
-
+XX
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -146,9 +142,3 @@ def test_what_the_family_does_not_have_is_refused(folder: Path, tmp_path: Path) 
     with pytest.raises(UsageError, match="is a folder of no supported family") as refused:
         export(ExportRequest(other, tmp_path / "x.onnx"))
     assert "model_type" in refused.value.why
-
-
-def test_contributing_shows_the_row_as_it_is() -> None:
-    page, source = (ROOT / "CONTRIBUTING.md").read_text(), Path(toy_family.__file__).read_text()
-    row = source[source.index("TOY = Family(") :]
-    assert f"```python\n{row}```" in page
