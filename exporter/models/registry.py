@@ -47,11 +47,19 @@ CLASSES: dict[str, ClassEntry] = {}
 
 
 def register(family: Family[Any]) -> None:
-    """Add a family to the table of classes, and to that of families if it has no row there."""
+    """Add a family to the table of classes, and to that of families if it has no row there.
+
+    Raises:
+        UsageError: one of its classes is another family's.
+    """
+    entries = {upstream.name: ClassEntry(**vars(upstream), family=family) for upstream in family.classes}
+    for name in entries:
+        if name in CLASSES and CLASSES[name].family is not family:
+            others = f"{CLASSES[name].family.name!r} and {family.name!r}"
+            raise UsageError(f"{name} is a class of two families, {others}.", why="A class has one family.")
     if family not in FAMILIES:
         FAMILIES.append(family)
-    for upstream in family.classes:
-        CLASSES[upstream.name] = ClassEntry(**vars(upstream), family=family)
+    CLASSES.update(entries)
 
 
 for _family in FAMILIES:

@@ -21,22 +21,24 @@ from localattn.exporter.checkpoint.describe import describe_checkpoint
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models import registry
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.models.forms import FolderRequest
+from localattn.exporter.models.forms import FolderFamily, FolderRequest
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime import load
 
 from ...conftest import Finished
 
 Command = Callable[..., Finished]
-ROOT = Path(__file__).resolve().parents[3]
 CONFIG = {"model_type": "toy", "vocab_size": 31, "width": 16, "heads": 2, "window": 4, "max_length": 29}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def row() -> Iterator[None]:
     """The row of the family, as the registry would have it."""
-    with pytest.MonkeyPatch.context() as patch:
-XX
+    registry.register(toy_family.TOY)
+    yield
+    registry.FAMILIES.remove(toy_family.TOY)
+    del registry.CLASSES["toy.Tagger"]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -142,3 +144,23 @@ def test_what_the_family_does_not_have_is_refused(folder: Path, tmp_path: Path) 
     with pytest.raises(UsageError, match="is a folder of no supported family") as refused:
         export(ExportRequest(other, tmp_path / "x.onnx"))
     assert "model_type" in refused.value.why
+
+
+class Tagger(toy_family.ToyFamily):
+    """The same class once more."""
+
+
+class Unfinished(FolderFamily[toy_family.TaggerArgs]):
+    """A family without its methods."""
+
+    name = "unfinished"
+
+
+def test_a_family_is_registered_once_and_whole() -> None:
+    registry.register(toy_family.TOY)
+    assert registry.FAMILIES.count(toy_family.TOY) == 1
+    with pytest.raises(UsageError, match=r"toy\.Tagger is a class of two families"):
+        registry.register(Tagger())
+    assert registry.CLASSES["toy.Tagger"].family is toy_family.TOY and len(registry.FAMILIES) == 6
+    with pytest.raises(TypeError, match="abstract"):
+        Unfinished()  # type: ignore[abstract]
