@@ -166,7 +166,7 @@ def _add_family(copy: Path) -> None:
     row, imported = recipe("Adding a family of models")
     folder = copy / "exporter/models/toy"
     folder.mkdir()
-    (folder / "__init__.py").touch()
+    (folder / "__init__.py").write_text('"""Taggers, an example."""\n')
     shutil.copyfile(ROOT / "examples/toy_family.py", folder / "family.py")
     registry = copy / "exporter/models/registry.py"
     insert(registry, r"FAMILIES: .*= \[", row)

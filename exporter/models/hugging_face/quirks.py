@@ -1,4 +1,4 @@
-"""Say in what one type of Hugging Face models differs from the others: the base class of the files in `types/`.
+"""Define what may differ between types of Hugging Face models: the base class of the files in `types/`.
 
 The methods of this class serve every type whose layers compute their attention through transformers'
 `AttentionInterface`, and whose configuration means what its names say. A type that differs has a file in `types/`,
@@ -28,19 +28,19 @@ _POSITIONS, _MOST_POSITIONS = 8192, 1 << 30
 
 
 class Quirks:
-    """What a type needs for its export; one without a file in `types/` has these.
+    """How models of one type are read and exported. A type without a file in `types/` uses this class itself.
 
     Attributes:
-        encoder: name of the class that is exported alone, of a type with an encoder and a decoder; "" for all others.
-        encoder_tensors: names of the encoder's tensors in a folder of the whole model, as patterns → what they become.
-        read_off: what shows the windows, in words.
+        encoder: name of the encoder's class, if it is exported alone because the type has a decoder too; else "".
+        encoder_tensors: patterns of the encoder's tensors in a folder of the whole model → their names in the encoder.
+        windows_shown_by: the part of the model that shows its windows, in words.
         notes: what a user of the file should know, one line each.
         changed_meanings: fields of config.json that an older transformers wrote in another sense.
     """
 
     encoder: str = ""
     encoder_tensors: Mapping[str, str] = {}
-    read_off: str = "masks"
+    windows_shown_by: str = "masks"
     notes: tuple[str, ...] = ()
     changed_meanings: tuple[ChangedMeaning, ...] = ()
 

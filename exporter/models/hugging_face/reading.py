@@ -195,7 +195,7 @@ def read_live(module: nn.Module) -> FolderContents | None:
 def _said(args: HuggingFaceArgs) -> list[str]:
     """Say what was read off the model."""
     quirks = quirks_of(args.config.get("model_type"))
-    notes = [f"{args.architecture}: {args.describe()}, read off its own {quirks.read_off}", *quirks.notes]
+    notes = [f"{args.architecture}: {args.describe()}, read off its own {quirks.windows_shown_by}", *quirks.notes]
     if rotation_grows(args.config):
         changes = "its rotary embedding is of the type 'dynamic', and changes beyond them"
         notes.append(f"a file of whole sequences takes positions below {args.longest}: {changes}")

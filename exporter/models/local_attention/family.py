@@ -121,8 +121,8 @@ class LocalAttentionFamily(StateDictFamily[LocalAttentionArgs], StepFamily[Local
     ) -> tuple[Tensor, ...]:
         """Call it with queries, keys and values, and a bias if there is one."""
         q, k, v, *bias = data
-        view = module.view(position, q.shape[0], *bias)
-        out, following = module(torch.cat((q, k), dim=1), v, cache_pairs(caches)[0], view)
+        both = torch.cat((q, k), dim=1)
+        out, following = module(both, v, cache_pairs(caches)[0], module.view(position, q.shape[0], *bias))
         return out, *following
 
 

@@ -81,8 +81,8 @@ class LocalMHAFamily(StateDictFamily[LocalMHAArgs], StepFamily[LocalMHAArgs]):
     ) -> tuple[Tensor, ...]:
         """Call it with embeddings, and a bias if there is one."""
         x, *bias = data
-        view = module.attn_fn.view(position, x.shape[0], *bias)
-        out, following = module(x.flatten(0, 1), cache_pairs(caches)[0], view)
+        rows = x.flatten(0, 1)
+        out, following = module(rows, cache_pairs(caches)[0], module.attn_fn.view(position, x.shape[0], *bias))
         return out.reshape(x.shape), *following
 
 

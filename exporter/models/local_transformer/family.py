@@ -60,7 +60,7 @@ class LocalTransformerFamily(StateDictFamily[LocalTransformerArgs], StepFamily[L
         return data | optional_inputs(args.geometry(), sizes)
 
     def outputs(self, args: LocalTransformerArgs) -> tuple[str, ...]:
-        """Return logits of tokens, and the embeddings' name where there are no tokens."""
+        """Return `logits` for tokens, `out` for embeddings."""
         return ("out",) if args.num_tokens is None else ("logits",)
 
     def module(self, spec: ModelSpec[LocalTransformerArgs]) -> LocalTransformer:
@@ -103,7 +103,7 @@ class LocalTransformerFamily(StateDictFamily[LocalTransformerArgs], StepFamily[L
         return infer_arguments(shapes, given)
 
     def follow(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a longest sequence, where positions have no weights."""
+        """Set no longest sequence for a model without embeddings."""
         return length_unless_given(values)
 
     def step_module(self, spec: ModelSpec[LocalTransformerArgs], chunk: int) -> nn.Module:

@@ -1,7 +1,7 @@
-"""The types of Hugging Face models that differ from the others, one file each, found by the name of the type.
+"""Find what differs in one type of Hugging Face models: each such type has a file here, named after it.
 
-A file is named as `model_type` in config.json, with `_` for `-`, and ends in `QUIRKS`, an instance of its subclass of
-`Quirks`. A type that transformers derives from another one (`gemma3_text`) takes that one's file if it has none.
+The name is `model_type` of config.json, with `_` for `-`. The file ends in `QUIRKS`, an instance of its subclass of
+`Quirks`. `qwen2_text` uses `qwen2.py`, unless there is a `qwen2_text.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PARTS = ("_text", "_encoder")
 
 
 def module_names(model_type: object) -> list[str]:
-    """List the names of modules that may hold a type: its own, then that of the type which it is a part of."""
+    """List the modules that may hold a type, here and in transformers: its own, then that of the type it is part of."""
     name = str(model_type).replace("-", "_")
     return list(dict.fromkeys((name, *(name.removesuffix(end) for end in _PARTS))))
 
@@ -29,7 +29,7 @@ def known() -> frozenset[str]:
 
 
 def quirks_of(model_type: object) -> Quirks:
-    """Return what a type differs in.
+    """Return the quirks of a type.
 
     Args:
         model_type: of its configuration. A folder may state anything: only the files of this folder are imported.

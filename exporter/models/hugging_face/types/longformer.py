@@ -42,7 +42,7 @@ class SlidingChunks(Quirks, ABC):
 
     attention: str
     padded: str
-    read_off = "layers"
+    windows_shown_by = "layers"
     notes = ("no token is global: the file computes what upstream does without global_attention_mask",)
 
     @staticmethod
