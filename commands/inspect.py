@@ -18,7 +18,7 @@ from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..onnx_graph.facts import OnnxFacts
-    from ..runtime.engine.inspect import EngineReport
+    from ..runtime.backends.tensorrt.inspect import EngineReport
 
 
 _LONGEST_VALUE = 150  # characters of an argument that are printed
@@ -58,7 +58,7 @@ def inspect(
         raise typer.BadParameter("it goes with a checkpoint", param_hint="--entry")
     if suffix == ".engine":
         from ..onnx_graph.windows import windows_of_sidecar
-        from ..runtime.engine.inspect import inspect_engine
+        from ..runtime.backends.tensorrt.inspect import inspect_engine
 
         report = inspect_engine(file, plugin_asked(plugin, plugin_library))
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]

@@ -91,9 +91,9 @@ def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, 
 
 
 def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
-    from ...runtime.engine.builder.build import build_engine
-    from ...runtime.engine.builder.request import BuildRequest, PluginChoice
-    from ...runtime.engine.plugins import find_library
+    from ...runtime.backends.tensorrt.builder.build import build_engine
+    from ...runtime.backends.tensorrt.builder.request import BuildRequest, PluginChoice
+    from ...runtime.backends.tensorrt.plugins import find_library
 
     plugin = PluginChoice()
     if facts.plugin is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..ort.providers import PROVIDERS
+from ..backends.onnxruntime.providers import PROVIDERS
 from ..session import Arrays, Session, check_inputs
 
 Call = Callable[[], object]

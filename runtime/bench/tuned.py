@@ -11,8 +11,8 @@ from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.library_store import AUTO
 from ...onnx_graph.onnx_file import OnnxFile
-from ..ort.providers import PROVIDERS, emulating_bf16, model_for, new_session
-from ..ort.session import EMULATED, OnnxRuntimeSession, one_line, open_file, session_options
+from ..backends.onnxruntime.providers import PROVIDERS, emulating_bf16, model_for, new_session
+from ..backends.onnxruntime.session import EMULATED, OnnxRuntimeSession, one_line, open_file, session_options
 
 # The provider option to capture and replay a CUDA graph; providers that are not listed cannot.
 _CUDA_GRAPH = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "True"}}

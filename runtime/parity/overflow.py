@@ -1,6 +1,6 @@
 """Name the values of a file in fp16 that are beyond fp16's largest number, where a GPU computes infinity.
 
-Sessions on the CPU watch such values, if they are asked to (`runtime.ort.session.Halves`). A value counts where the
+Sessions on the CPU watch such values, if they are asked to (`runtime.backends.onnxruntime.session.Halves`). A value counts where the
 file is fp16: what a function or a kernel computes in fp32 by its definition does not.
 """
 

@@ -397,6 +397,6 @@ def _may_round(runner: FileRunner) -> bool:
 
 
 def _rounding(file: Path | OnnxFile, plugin: str) -> Session:
-    from ..ort.session import open_file
+    from ..backends.onnxruntime.session import open_file
 
     return open_file(file, "cpu", plugin=plugin, halves="rounded")

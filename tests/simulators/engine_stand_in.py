@@ -21,10 +21,10 @@ import pytest
 from localattn.core.documents.engine_facts import BuildOptions, EngineFacts, read_engine_facts
 from localattn.core.documents.sidecar import read_sidecar, sidecar_path
 from localattn.core.storage.files import sha256
-from localattn.runtime.engine.device import Device, platform_name
-from localattn.runtime.engine.library import Messages, open_library
-from localattn.runtime.engine.open import OpenEngine
-from localattn.runtime.engine.plugins import find_library
+from localattn.runtime.backends.tensorrt.device import Device, platform_name
+from localattn.runtime.backends.tensorrt.library import Messages, open_library
+from localattn.runtime.backends.tensorrt.open import OpenEngine
+from localattn.runtime.backends.tensorrt.plugins import find_library
 from localattn.runtime.session import load
 
 from ..support.models import step_model
@@ -325,7 +325,7 @@ class Bench:
         self.location = "DEVICE"
         monkeypatch.setattr("polygraphy.cuda.cuda.G_CUDA", self.gpu)
         for room in ("session", "step_session"):
-            monkeypatch.setattr(f"localattn.runtime.engine.{room}.open_engine", self.open)
+            monkeypatch.setattr(f"localattn.runtime.backends.tensorrt.{room}.open_engine", self.open)
 
     def write(self, **options: Any) -> Path:
         """Step and prefill "engines" of the hand-made model: copies of the ONNX files, with an engine's facts."""

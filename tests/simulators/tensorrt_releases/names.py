@@ -14,31 +14,31 @@ TREE = Path(__file__).parents[3]
 MODULE = ""
 # Variables, and functions that are called, in each file → class; `trt` is the module everywhere.
 OBJECTS = {
-    "runtime/engine/layers.py": {"engine": "ICudaEngine", "create_engine_inspector": "EngineInspector"},
-    "runtime/engine/gpu/executor.py": {
+    "runtime/backends/tensorrt/layers.py": {"engine": "ICudaEngine", "create_engine_inspector": "EngineInspector"},
+    "runtime/backends/tensorrt/gpu/executor.py": {
         "engine": "ICudaEngine",
         "kinds": "ExecutionContextAllocationStrategy",
         "native": "IExecutionContext",
         "_native": "IExecutionContext",
     },
-    "runtime/engine/library.py": {},
-    "runtime/engine/plugins.py": {"registry": "IPluginRegistry", "get_plugin_registry": "IPluginRegistry"},
-    "runtime/engine/builder/checks.py": {
+    "runtime/backends/tensorrt/library.py": {},
+    "runtime/backends/tensorrt/plugins.py": {"registry": "IPluginRegistry", "get_plugin_registry": "IPluginRegistry"},
+    "runtime/backends/tensorrt/builder/checks.py": {
         "network": "INetworkDefinition",
         "kinds": "NetworkDefinitionCreationFlag",
         "layer": "ILayer",
         "get_output": "ITensor",
         "tensor": "ITensor",
     },
-    "runtime/engine/builder/network.py": {
+    "runtime/backends/tensorrt/builder/network.py": {
         "builder": "Builder",
         "parser": "OnnxParser",
         "error": "ParserError",
         "kinds": "NetworkDefinitionCreationFlag",
         "config": "IBuilderConfig",
     },
-    "runtime/engine/builder/special.py": {},
-    "runtime/engine/builder/timing_cache.py": {
+    "runtime/backends/tensorrt/builder/special.py": {},
+    "runtime/backends/tensorrt/builder/timing_cache.py": {
         "builder": "Builder",
         "config": "IBuilderConfig",
         "create_builder_config": "IBuilderConfig",

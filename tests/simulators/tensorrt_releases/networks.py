@@ -24,13 +24,13 @@ from localattn.core.storage.library_store import TENSORRT_PLUGIN, Library, read_
 from localattn.core.tensorrt_versions import FEATURES
 from localattn.doctor.probe_process import package
 from localattn.plugins.library.registry import available_backends, load_into_registry
-from localattn.runtime.engine.builder import network
-from localattn.runtime.engine.builder.checks import check_network
-from localattn.runtime.engine.builder.request import BuildRequest, PluginChoice
-from localattn.runtime.engine.builder.source import profiles_for, read_source
-from localattn.runtime.engine.builder.timing_cache import extend, stage
-from localattn.runtime.engine.library import TensorRTLibrary, open_library
-from localattn.runtime.engine.plugins import loaded_plugin, registered_op_types
+from localattn.runtime.backends.tensorrt.builder import network
+from localattn.runtime.backends.tensorrt.builder.checks import check_network
+from localattn.runtime.backends.tensorrt.builder.request import BuildRequest, PluginChoice
+from localattn.runtime.backends.tensorrt.builder.source import profiles_for, read_source
+from localattn.runtime.backends.tensorrt.builder.timing_cache import extend, stage
+from localattn.runtime.backends.tensorrt.library import TensorRTLibrary, open_library
+from localattn.runtime.backends.tensorrt.plugins import loaded_plugin, registered_op_types
 
 from .bind import Parts, bind
 
