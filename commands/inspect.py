@@ -51,12 +51,14 @@ def inspect(
     what it was built by and for, its plugin, its checks, and its layers where there is a GPU to open it.
     """
     destination = choose(output_format, output, force)
-    suffix = file.suffix.lower()
-    if write_config and suffix in (".engine", ".onnx"):
+    from ..runtime.backends import registry
+
+    backend = registry.of_file(file)
+    if write_config and backend is not None:
         raise typer.BadParameter("it goes with a checkpoint", param_hint="--write-config")
-    if entry is not None and suffix in (".engine", ".onnx"):
+    if entry is not None and backend is not None:
         raise typer.BadParameter("it goes with a checkpoint", param_hint="--entry")
-    if suffix == ".engine":
+    if backend is not None and backend.built:
         from ..onnx_graph.windows import windows_of_sidecar
         from ..runtime.backends.tensorrt.inspect import inspect_engine
 
@@ -64,7 +66,7 @@ def inspect(
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
         document = {**report.to_dict(), "windows": windows}
         show(destination, "engine", document, lambda: _print_engine(report), ("localattn", "run", file))
-    elif suffix == ".onnx":
+    elif backend is not None:
         from ..onnx_graph.facts import inspect_onnx
         from ..onnx_graph.windows import windows_of_file
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx
 
-from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
+from ...core.documents.engine_facts import EngineFacts
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.limits import LARGEST_SIZE
@@ -24,6 +24,7 @@ from ...core.storage.files import sha256
 from ...core.tensors import BATCH, SEQUENCE
 from ...onnx_graph.graph_values import external_files
 from ...onnx_graph.judgement import lies_inside
+from ...runtime.backends import registry
 from ...runtime.session import Session, load
 from ..source.source_model import SourceModel
 from .request import BisectRequest
@@ -44,9 +45,9 @@ def onnx_file_of(model: Path) -> Path:
         UsageError: the engine's ONNX file is not beside it.
         CheckFailed: that file is not the one the engine was built from.
     """
-    if model.suffix.lower() != ENGINE_SUFFIX:
+    facts = _engine_facts(model)
+    if facts is None:
         return model
-    facts = read_engine_facts(model)
     path = model.with_name(facts.onnx_name)
     if not path.is_file():
         raise UsageError(
@@ -85,9 +86,20 @@ def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, 
         _link(source.parent / name, folder / name)
     marked = folder / "marked.onnx"
     marked.write_bytes(document.SerializeToString())
-    if model.suffix.lower() != ENGINE_SUFFIX:
+    facts = _engine_facts(model)
+    if facts is None:
         return load(marked, provider=request.provider, plugin="none")
-    return load(_build(marked, read_engine_facts(model), request), plugin=request.plugin)
+    return load(_build(marked, facts, request), plugin=request.plugin)
+
+
+def _engine_facts(model: Path) -> EngineFacts | None:
+    """Read the facts beside an engine; None if the model is no engine."""
+    backend, _ = registry.choose(model)
+    if not backend.built:
+        return None
+    facts = backend.facts(model)
+    assert isinstance(facts, EngineFacts), "what was built has facts"
+    return facts
 
 
 def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
@@ -103,7 +115,7 @@ def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
                 fix=f"Bisect the ONNX file, or an engine built with {argument('plugin', 'library')}.",
             )
         plugin = PluginChoice("library", find_library(facts.plugin, request.model, request.plugin), asked="library")
-    output = marked.with_suffix(ENGINE_SUFFIX)
+    output = marked.with_suffix(request.model.suffix)
     build_engine(BuildRequest(marked, output, facts.backend, facts.targets, plugin))
     return output
 

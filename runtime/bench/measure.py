@@ -19,11 +19,11 @@ import numpy as np
 
 from ...core.at_work import temporary_folder
 from ...core.documents.bench_report import BUSY, BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
-from ...core.documents.engine_facts import read_model_facts
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
 from ..inputs.arrays import save_arrays
 from ..inputs.vocabulary import vocabulary
+from ..session import read_model_facts
 from .cautions import find_warnings
 from .inputs import Sizes, draw, from_file, sizes_of
 from .process import WorkerProcess

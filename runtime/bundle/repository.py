@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import LocalAttnError
 from ...core.tensors import TensorSpec
-from ..generation.step_file import other_tensors
+from ..backends.step_file import other_tensors
 from ..inputs.rows import ROWS, check_rows, open_batch, rows_stay_apart, spans_the_batch
 from ..inputs.vocabulary import vocabulary
 from ..session import Session, load

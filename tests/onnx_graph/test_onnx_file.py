@@ -23,8 +23,8 @@ from localattn.core.machine import process
 from localattn.core.storage.publishing import sealed, sidecar_path
 from localattn.onnx_graph import onnx_file
 from localattn.onnx_graph.onnx_file import OnnxFile
-from localattn.runtime.backends.tensorrt.builder.source import read_source, stripped
 from localattn.runtime.backends.onnxruntime.session import open_file
+from localattn.runtime.backends.tensorrt.builder.source import read_source, stripped
 from localattn.runtime.session import find_model
 
 from ..conftest import Finished

@@ -18,8 +18,8 @@ import onnx
 
 from localattn.core.errors import LocalAttnError
 from localattn.runtime import load, open_step
+from localattn.runtime.backends.onnxruntime.tuned import OPTIMIZED, open_tuned
 from localattn.runtime.bench.calls import ready_call
-from localattn.runtime.bench.tuned import OPTIMIZED, open_tuned
 
 from .cuda_stand_in import hold
 

@@ -38,6 +38,8 @@ class Provider:
         package: Python package that brings libraries which the first of the chain links to.
         device: onnxruntime's name of the device that holds its tensors.
         on_cpu: operator type that it leaves to the CPU → the first release of onnxruntime with a kernel; "" for none.
+        cuda_graph: options with which the first of the chain captures and replays a CUDA graph; empty if it cannot.
+        compiles: whether it compiles the graph into its own form, which onnxruntime cannot save as it runs.
         sums_halves: processor on which it sums products of fp16 in fp16 → the first release that does so.
     """
 
@@ -49,6 +51,8 @@ class Provider:
     package: str = ""
     device: str = "cpu"
     on_cpu: Mapping[str, str] = field(default_factory=dict)
+    cuda_graph: Mapping[str, str] = field(default_factory=dict)
+    compiles: bool = False
     sums_halves: Mapping[str, str] = field(default_factory=dict)
 
     def sums_halves_in_fp16(self, release: str) -> bool:
@@ -77,7 +81,14 @@ PROVIDERS = {
     provider.name: provider
     for provider in (
         Provider("cpu", (), sums_halves={"aarch64": "1.29"}),
-        Provider("cuda", (CUDA,), {"use_tf32": "0"}, device="cuda", on_cpu=_CUDA_LACKS),
+        Provider(
+            "cuda",
+            (CUDA,),
+            {"use_tf32": "0"},
+            device="cuda",
+            on_cpu=_CUDA_LACKS,
+            cuda_graph={"enable_cuda_graph": "1"},
+        ),
         Provider(
             "tensorrt",
             (TENSORRT, CUDA),
@@ -86,6 +97,8 @@ PROVIDERS = {
             package="tensorrt",
             device="cuda",
             on_cpu=_INT8,
+            cuda_graph={"trt_cuda_graph_enable": "True"},
+            compiles=True,
         ),
     )
 }

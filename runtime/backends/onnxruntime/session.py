@@ -21,8 +21,9 @@ from ....core.versions import too_new
 from ....onnx_graph.facts import check_nodes
 from ....onnx_graph.onnx_file import NotAModel, OnnxFile
 from ....onnx_graph.precision.half_to_fp32 import PEAKS
-from ...session import BACKENDS, Arrays, Session
+from ..session import Arrays, Session
 from .custom_ops import CompiledKernel, choose, fall_back, lacking
+from .package import PACKAGE
 from .providers import (
     AUTO_ORDER,
     FATAL,
@@ -37,7 +38,6 @@ from .providers import (
     watching_fp16,
 )
 
-_BACKEND = BACKENDS[".onnx"]
 # How onnxruntime computes a file of fp16 on the CPU.
 Halves = Literal["as usual", "rounded", "watched"]
 _log = logging.getLogger(__name__)
@@ -163,6 +163,27 @@ class OnnxRuntimeSession(Session):
         own = np.asarray if self._reopen is None else np.array
         return {spec.name: own(result) for spec, result in zip(self.outputs, results, strict=False)}
 
+    def bound(self, inputs: Arrays) -> Callable[[], None]:
+        """Put inputs and outputs where the provider reads and writes them; return a call that only computes."""
+        binding = self.io_binding()
+        device = PROVIDERS[self.provider].device
+        make = PACKAGE.require().OrtValue.ortvalue_from_numpy
+        values = {name: make(array, device, 0) for name, array in inputs.items()}
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for spec in self.outputs:
+            binding.bind_output(spec.name, device, 0)
+        self._run_first(binding)  # the outputs are allocated in this run; all later runs write to the same place
+
+        def call(_keep: object = values) -> None:  # on the CPU the buffers share the arrays' memory without owning it
+            self.run_bound(binding)
+
+        return call
+
+    def _run_first(self, binding: Any) -> None:
+        """Run once on bound buffers before others do."""
+        self.run_bound(binding)
+
     def io_binding(self) -> Any:
         """Return onnxruntime's `IOBinding` of this session: buffers that `run_bound` reads and writes."""
         return self._session.io_binding()
@@ -205,17 +226,15 @@ def open_file(
     as a GPU does, and watches how large the values are; with "watched" it watches and does not round.
 
     Raises:
-        UsageError: the file is broken or unsupported, or the provider unknown.
+        UsageError: the file is broken or unsupported.
         CheckFailed: the file was changed meanwhile.
         MissingDependency: onnxruntime is missing, the provider or library asked for does not start, or the file needs
             compiled kernels and there are none.
     """
     file = OnnxFile.read(path)
     file.check()
-    if provider != "auto" and provider not in PROVIDERS:
-        raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(PROVIDERS)}.")
     kernel = choose(plugin, file.operators)
-    ort = _BACKEND.require()
+    ort = PACKAGE.require()
     failures: list[tuple[_Setup, Exception]] = []
     for known, registered in _candidates(ort, provider, kernel):
         setup = _Setup(file, known, registered, threads, lean and not known.chain, arranged, halves)
@@ -275,7 +294,7 @@ def _candidates(
 
 
 def _create_again(setup: _Setup) -> Any:
-    session, *_ = _create(_BACKEND.require(), setup)
+    session, *_ = _create(PACKAGE.require(), setup)
     setup.file.check_same()
     return session
 
@@ -374,7 +393,7 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...], Sequence[tup
 
 def _giving_back() -> Any:
     """Return `RunOptions` with which the CPU's arena is freed after the run."""
-    options = _BACKEND.require().RunOptions()
+    options = PACKAGE.require().RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 

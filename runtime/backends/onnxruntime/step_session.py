@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from ....core.storage.library_store import AUTO
 from ....onnx_graph.onnx_file import OnnxFile
-from ...generation.step_file import Prefill, check_caches, data_inputs, step_facts, zeros
-from ...generation.step_session import FileStep
-from ...session import BACKENDS, Arrays
+from ..session import Arrays
+from ..step_file import Prefill, check_caches, data_inputs, step_facts, zeros
+from ..step_session import FileStep
+from .package import PACKAGE
 from .prefill_file import leaner, rings_to_share
 from .providers import PROVIDERS
 from .session import OnnxRuntimeSession, open_file
@@ -75,7 +76,7 @@ class _Banks:
     def _new(self, cache: CacheFacts) -> tuple[Any, NDArray[Any]]:
         """Allocate the buffer of a cache; return it with the array of its initial value."""
         value = _start(cache)
-        return BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy(value, self._device, 0), value
+        return PACKAGE.require().OrtValue.ortvalue_from_numpy(value, self._device, 0), value
 
     def clear(self) -> None:
         """Fill the current bank with the caches' initial values; the other one is written before it is read."""
@@ -102,7 +103,7 @@ class _BoundFile:
         self._session, self._facts, self._banks = session, facts, banks
         self.inputs = data_inputs(session, facts)
         self.outputs = [spec for spec in session.outputs if spec.name == facts.logits_output]
-        make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
+        make = PACKAGE.require().OrtValue.ortvalue_from_numpy
         self._arrays: Arrays = {spec.name: zeros(spec) for spec in (*self.inputs, *self.outputs)}
         self._position = np.zeros(1, dtype=np.int64)
         # On the CPU an OrtValue shares the array's memory: writing the array sets the model's input.

@@ -17,10 +17,10 @@ from ....core.tensors import TensorSpec
 from ....onnx_graph.facts import inspect_onnx
 from ....onnx_graph.library_errors import refused_as
 from ....onnx_graph.onnx_file import OnnxFile
-from ...session import RUNTIMES, Arrays, Session
+from ..session import Arrays, Session
+from .package import PACKAGE
 from .prepare import readable
 
-_BACKEND = RUNTIMES["openvino"]
 _log = logging.getLogger(__name__)
 
 # The precisions it may compute in, by this package's names and OpenVINO's. By default OpenVINO computes even fp32 files
@@ -92,7 +92,7 @@ def _fill_tables() -> None:
     interpreter, the other the interpreter's.
     """
     with _filling:
-        openvino = _BACKEND.require()
+        openvino = PACKAGE.require()
         tensor = openvino.Tensor(np.zeros(1, np.float32), shared_memory=True)
         tensor.get_element_type().to_dtype()
         _ = tensor.data
@@ -127,18 +127,13 @@ def open_file(
             why="Its kernels run in onnxruntime.",
             fix=f"Leave {argument('plugin')} out, or {argument('runtime')}.",
         )
-    if precision not in PRECISIONS:
-        raise UsageError(
-            f"OpenVINO does not compute in {precision!r}.",
-            fix=f"Known: {', '.join(map('openvino:{}'.format, PRECISIONS))}.",
-        )
-    core = _BACKEND.require().Core()
+    core = PACKAGE.require().Core()
     device = _device(core, provider)
     options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS[precision], "PERFORMANCE_HINT": "LATENCY"}
     if threads is not None and device == "CPU":
         options["INFERENCE_NUM_THREADS"] = threads
     facts = inspect_onnx(file)
-    what = f"OpenVINO {_BACKEND.require().__version__.split('-')[0]} cannot load {file.name}."
+    what = f"OpenVINO {PACKAGE.require().__version__.split('-')[0]} cannot load {file.name}."
     with readable(file) as given, refused_as(what, f"Run it in onnxruntime: leave {argument('runtime')} out.", _reason):
         compiled = core.compile_model(core.read_model(given), device, options)
     file.check_same()
@@ -156,10 +151,6 @@ def _device(core: Any, provider: str) -> str:
     there = [name.lower() for name in core.available_devices]
     if provider == "auto":
         return next((name for name in _DEVICES if _is_there(name, there)), "cpu").upper()
-    if provider not in _DEVICES:
-        raise UsageError(
-            f"There is no provider {provider!r} for OpenVINO.", fix=f"Known: auto, {', '.join(sorted(_DEVICES))}."
-        )
     if not _is_there(provider, there):
         raise MissingDependency(
             f"OpenVINO finds no {provider} here.",

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....onnx_graph.onnx_file import OnnxFile
-from ...generation.step_file import Prefill, check_caches, other_tensors, step_facts
-from ...generation.step_session import FileStep
-from ...session import RUNTIMES, Arrays
+from ..session import Arrays
+from ..step_file import Prefill, check_caches, other_tensors, step_facts
+from ..step_session import FileStep
+from .package import PACKAGE
 from .session import OpenVinoSession, open_file
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class OpenVinoStep(FileStep):
 
     @staticmethod
     def _bank(facts: StepFacts) -> list[Any]:
-        make = RUNTIMES["openvino"].require().Tensor
+        make = PACKAGE.require().Tensor
         return [make(np.empty(cache.shape, dtype=cache.dtype)) for cache in facts.caches]
 
     def _clear(self) -> None:

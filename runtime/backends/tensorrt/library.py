@@ -16,7 +16,7 @@ from typing import Any
 
 from ....core.errors import MissingDependency, UsageError
 from ....core.tensorrt_versions import TENSORRT, TENSORRT_RTX, describe, has
-from ..tensorrt_rtx.preload import preload
+from .package import Library
 
 _log = logging.getLogger(__name__)
 
@@ -24,37 +24,8 @@ _log = logging.getLogger(__name__)
 _SILENT = 1000
 
 
-@dataclass(frozen=True)
-class Library:
-    """One of the two libraries.
-
-    Args:
-        name: its name in options and reports.
-        module: import name.
-        extra: the extra of this package that installs its Python package.
-        install: advice where it is missing.
-    """
-
-    name: str
-    module: str
-    extra: str
-    install: str
-
-
-LIBRARIES = {
-    library.name: library
-    for library in (
-        Library(
-            TENSORRT,
-            "tensorrt",
-            "tensorrt",
-            "On Jetson it comes with JetPack (sudo apt install nvidia-jetpack; a virtual environment needs "
-            "--system-site-packages). Elsewhere: pip install tensorrt, which fetches the libraries from NVIDIA's own "
-            "package index.",
-        ),
-        Library(TENSORRT_RTX, "tensorrt_rtx", "rtx", "Install it: pip install 'localattn[rtx]'."),
-    )
-}
+# By name: the folder of the runtime whose `package.py` describes the library.
+_FOLDERS = {TENSORRT: "tensorrt", TENSORRT_RTX: "tensorrt_rtx"}
 
 # How every message of our plugin library begins.
 _OWN = "localattn: "
@@ -105,11 +76,6 @@ class TensorRTLibrary:
     messages: Messages
     logger: Any
 
-    @property
-    def is_rtx(self) -> bool:
-        """Whether it is TensorRT-RTX."""
-        return self.library.name == TENSORRT_RTX
-
     def has(self, feature: str) -> bool:
         """Return whether this release has a feature of `core.tensorrt_versions.FEATURES`."""
         return has(feature, self.library.name, self.version)
@@ -125,11 +91,11 @@ def open_library(name: str) -> TensorRTLibrary:
         UsageError: an unknown name, or this process already uses the other library.
         MissingDependency: it is not installed, does not start, or is a release that this package does not support.
     """
-    if name not in LIBRARIES:
-        raise UsageError(f"There is no backend {name!r} for engines.", fix=f"Known: {', '.join(LIBRARIES)}.")
+    if name not in _FOLDERS:
+        raise UsageError(f"There is no backend {name!r} for engines.", fix=f"Known: {', '.join(_FOLDERS)}.")
     if name in _opened:
         return _opened[name]
-    library = LIBRARIES[name]
+    library: Library = import_module(f"..{_FOLDERS[name]}.package", __package__).PACKAGE
     if find_spec(library.module) is None:
         raise MissingDependency(
             f"{library.module} is not installed.", why=f"The engines of {name} need it.", fix=library.install
@@ -154,7 +120,7 @@ def _refuse_other(library: Library) -> None:
     """Refuse a second library in one process: Polygraphy's modules keep the one they were imported for."""
     other = next((name for name in _opened if name != library.name), None)
     bound = sys.modules.get("polygraphy.config") if _BOUND in sys.modules else None
-    if other is None and bound is not None and bool(bound.USE_TENSORRT_RTX) != (library.name == TENSORRT_RTX):
+    if other is None and bound is not None and bool(bound.USE_TENSORRT_RTX) != library.is_rtx:
         other = TENSORRT_RTX if bound.USE_TENSORRT_RTX else TENSORRT
     if other is not None:
         raise UsageError(
@@ -165,8 +131,7 @@ def _refuse_other(library: Library) -> None:
 
 
 def _import(library: Library) -> Any:
-    if library.name == TENSORRT_RTX:
-        preload()
+    library.prepare()
     try:
         trt = import_module(library.module)
     except ImportError as error:
@@ -201,12 +166,11 @@ def _bind_polygraphy(library: Library, logger: Any) -> None:
     """Import Polygraphy's loaders for this library without output, with this package's logger."""
     try:
         config: Any = import_module("polygraphy.config")
-        config.USE_TENSORRT_RTX = library.name == TENSORRT_RTX
+        config.USE_TENSORRT_RTX = library.is_rtx
         import_module("polygraphy.logger").G_LOGGER.module_severity = _SILENT
         util: Any = import_module("polygraphy.backend.trt.util")
-        import_module("polygraphy.backend.trt")
-        if library.name == TENSORRT_RTX:
-            import_module("polygraphy.backend.tensorrt_rtx")
+        for loaders in library.loaders():
+            import_module(loaders)
     except ImportError as error:
         raise MissingDependency(
             "polygraphy cannot be imported.",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ....core.documents.engine_facts import ProfileFacts
 from ....core.errors import UsageError
 from ....core.tensors import TensorSpec
-from ...session import Arrays, Session, check_inputs, check_names, check_shape, misfit
+from ..session import Arrays, Session, check_inputs, check_names, check_shape, misfit
 from .gpu.arrays import GpuArray, GpuView, NotTaken, nbytes, view_of
 from .gpu.executor import Call, GpuWork, Refused, check_on_gpu, starting
 from .gpu.memory import ALIGNMENT, copy, download, empty, readable, upload
@@ -64,6 +64,11 @@ class EngineSession(Session):
         """Which machine code or PTX of the plugin library was loaded, a line a kernel; complete after a run."""
         library = mapped_library(self.facts.plugin)
         return () if library is None else loaded_kernels(library)
+
+    @property
+    def replays_graph(self) -> bool:
+        """Whether calls are launched as a CUDA graph; where they were to be and are not, a note says why."""
+        return bool(self._executor.cuda_graph) and not self.notes
 
     def use_cuda_graph(self) -> None:
         """Record a call whose shapes come again as a CUDA graph, and launch that from the third time on.

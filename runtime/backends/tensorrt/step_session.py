@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from ....core.errors import UsageError
 from ....core.storage.library_store import AUTO
 from ....core.tensors import TensorSpec
-from ...generation.step_file import Prefill, check_caches, other_tensors, step_facts, zeros
-from ...generation.step_session import FileStep
+from ..step_file import Prefill, check_caches, other_tensors, step_facts, zeros
+from ..step_session import FileStep
 from .gpu.arrays import nbytes
 from .gpu.executor import Call, GpuWork, Refused, check_on_gpu, starting
 from .gpu.memory import download, upload

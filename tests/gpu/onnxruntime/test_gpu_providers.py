@@ -24,8 +24,8 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.exporter.user_module.export_module import export_module
-from localattn.plugins.library.tensorrt_provider import rewrite_for_provider
 from localattn.plugins.library.facts import host_arch
+from localattn.plugins.library.tensorrt_provider import rewrite_for_provider
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
 
 from ...simulators.cuda_stand_in import onnxruntime_gpu, release_of_gpu, stand_ins

@@ -15,9 +15,9 @@ from localattn.runtime.backends.tensorrt.builder.build import build_engine
 from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 
 from ...conftest import Finished
+from ...reports.test_report_pages import HOSTILE, assert_harmless, renderings, same_tables
 from ...support.browser import assert_fits_a_phone, needs_browser, show
 from ...support.models.engine_models import needs_rtx, small_model
-from ...reports.test_report_pages import HOSTILE, assert_harmless, renderings, same_tables
 
 
 @pytest.fixture(scope="module")

@@ -214,7 +214,8 @@ def test_another_gpu_to_build_on(
     started: list[Device] = []
     monkeypatch.setattr("localattn.runtime.backends.tensorrt.builder.build.start_device", started.append)
     monkeypatch.setattr(
-        "localattn.runtime.backends.tensorrt.builder.build.find_device", lambda index: Device("second", 89, "13.0", index)
+        "localattn.runtime.backends.tensorrt.builder.build.find_device",
+        lambda index: Device("second", 89, "13.0", index),
     )
     options = ("--backend", "tensorrt-rtx", "--target", "rtx30", "--plugin", "none", "--device", 1)
     finished = localattn("build", small_model(), "-o", tmp_path / "x.engine", *options)

@@ -51,7 +51,7 @@ def bind(parts: Parts) -> Any:
     for shipped in (BUILDER, PARSER):
         _held.append(ctypes.CDLL(str(Path(parts.libraries) / shipped)))
     names = {f"libnvinfer.so.{release}": BUILDER, f"libnvonnxparser.so.{release}": PARSER}
-    # The last is what TensorRT-RTX itself looks for, see `runtime/backends/tensorrt/rtx_library.py`.
+    # The last is what TensorRT-RTX itself looks for, see `runtime/backends/tensorrt_rtx/preload.py`.
     for name, shipped in {**names, "libtensorrt_rtx.so": BUILDER}.items():
         (scratch / name).write_bytes(alias_library(name, shipped, platform.machine()))
         _held.append(ctypes.CDLL(str(scratch / name)))

@@ -45,7 +45,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     facts = load_into_registry(library, ["tensorrt"])
     return {
         "version": opened.version,
-        "is_rtx": opened.is_rtx,
+        "is_rtx": opened.library.is_rtx,
         "backends": available_backends(),
         "features": {feature: opened.has(feature) for feature in FEATURES},
         "api": api(trt),

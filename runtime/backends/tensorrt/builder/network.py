@@ -157,7 +157,7 @@ def build(
             f"{opened.library.name} {opened.version} could not build {Path(request.model)}.",
             why=reason,
             fix=_TURING
-            if "Turing" in reason or (opened.is_rtx and 75 in targets)
+            if "Turing" in reason or opened.library.lacks_products(targets)
             else f"`localattn inspect` shows the nodes of the file; another release may build them.{other}",
         ) from error
     return engine
@@ -217,7 +217,7 @@ def _configuration(
     cache: str | None,
 ) -> Any:
     """Return Polygraphy's builder configuration."""
-    from polygraphy.backend.trt import CreateConfig, PostprocessConfig, Profile
+    from polygraphy.backend.trt import PostprocessConfig, Profile
 
     trt = opened.trt
     common: dict[str, Any] = {
@@ -234,19 +234,10 @@ def _configuration(
         shapes.add(facts.input, min=facts.min, opt=facts.opt, max=facts.max)
     if numbered:
         common["profiles"] = [numbered[number] for number in sorted(numbered)]
-    if opened.is_rtx:
-        from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
-
-        capabilities = [divmod(target, 10) for target in targets]
-        configuration = CreateConfigRTX(compute_capabilities=capabilities, **common)
-    else:
-        configuration = CreateConfig(**common)
 
     def adjusted(builder: Any, network: Any, config: Any) -> None:
-        if opened.is_rtx:
-            # TF32 rounds the factors of fp32 products to 10 bits: an fp32 engine would miss its own tolerance.
-            config.clear_flag(trt.BuilderFlag.TF32)
+        opened.library.adjust(trt, config)
         if request.embed_plugin and request.plugin.library is not None:
             config.plugins_to_serialize = [request.plugin.library.image]
 
-    return PostprocessConfig(configuration, adjusted)
+    return PostprocessConfig(opened.library.configuration(targets, common), adjusted)

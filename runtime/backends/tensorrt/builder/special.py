@@ -40,7 +40,7 @@ def check_kind(opened: TensorRTLibrary, request: BuildRequest, device: Device | 
             )
     asked = {"version_compatible": request.version_compatible, "hardware_compatible": request.hardware_compatible}
     for name, value in asked.items():
-        if value and opened.is_rtx:
+        if value and not opened.library.portable:
             raise UsageError(
                 f"{opened.library.name} takes no {argument(name)}.",
                 why="Its engines are compiled for the GPU when they are opened, by the release that built them.",

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from localattn.core.errors import UsageError
-from localattn.runtime.bench.worker import Worker
 from localattn.runtime.backends.tensorrt.library import open_library
+from localattn.runtime.bench.worker import Worker
 from localattn.runtime.generation.generator import Generator
 from localattn.runtime.session import load
 

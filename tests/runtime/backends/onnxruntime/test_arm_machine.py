@@ -13,9 +13,9 @@ from localattn.core.tensorrt_versions import parse
 from localattn.core.tolerance import TOLERANCES
 from localattn.plugins.cpu.probes import probes
 from localattn.runtime import Generator, load
+from localattn.runtime.backends.onnxruntime.providers import SUMMED
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.inputs.arrays import load_arrays, save_arrays
-from localattn.runtime.backends.onnxruntime.providers import SUMMED
 
 from ....conftest import TINY, Finished, save_upstream
 from ....exporter.test_step_export import TRANSFORMER, steps

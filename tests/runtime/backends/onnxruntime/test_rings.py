@@ -16,8 +16,8 @@ from localattn.core.documents.step_facts import CacheFacts
 from localattn.core.errors import UsageError
 from localattn.exporter.export import ExportRequest
 from localattn.exporter.step_export import StepRequest, export_steps
-from localattn.runtime.generation.generator import Generator
 from localattn.runtime.backends.onnxruntime.prefill_file import overwritten
+from localattn.runtime.generation.generator import Generator
 
 from ....support.models import step_model
 from ....support.models.hugging_face import STEPS, build

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.error_texts import HOW_TO_EXPORT_STEPS
 from ...core.errors import UsageError
-from ...core.storage.files import is_file
 from ...core.tensors import TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
-from ..session import check_file, find_model
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
@@ -22,19 +21,8 @@ if TYPE_CHECKING:
 # The prefill file of a step file, read where it is an ONNX file, and its facts.
 Prefill: TypeAlias = "tuple[Path | OnnxFile, StepFacts]"
 
-HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
-# By suffix: the commands that make a step file, and why it needs its sidecar, whose name is `{}`.
-STEP_FILES = {
-    ".onnx": (
-        HOW_TO_EXPORT,
-        "Its sidecar {}, which says how its caches are laid out, is not beside it: copy it too.",
-    ),
-    ".engine": (
-        f"{HOW_TO_EXPORT}, and build both files it writes: localattn build model_step.onnx; "
-        "localattn build model_step.prefill.onnx (with --backend tensorrt-rtx for RTX GPUs)",
-        "It was built from an ONNX file without its sidecar, which says how its caches are laid out.",
-    ),
-}
+_EXPORTED = ".onnx"
+EXPORT_AGAIN = "Export the step file again; it writes both. Engines are built from both."
 
 
 class Described(Protocol):
@@ -49,7 +37,7 @@ class Described(Protocol):
         """In the file's order."""
 
 
-def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPORT) -> StepFacts:
+def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPORT_STEPS) -> StepFacts:
     """Return the sidecar's facts about stepping.
 
     Args:
@@ -114,48 +102,14 @@ def prefill_path(path: Path, facts: StepFacts) -> Path | None:
     Raises:
         UsageError: the sidecar names something that is not a file name.
     """
-    from ...core.documents.engine_facts import ENGINE_SUFFIX
-
     if facts.prefill is None:
         return None
     if not facts.prefill or Path(facts.prefill).name != facts.prefill or "\0" in facts.prefill:
         raise UsageError(
             f"The sidecar of {path} names the prefill file {facts.prefill[:100]!r}.",
             why="That is no name of a file beside it.",
-            fix=_AGAIN,
+            fix=EXPORT_AGAIN,
         )
     companion = path.with_name(facts.prefill)
-    return companion.with_suffix(ENGINE_SUFFIX) if path.suffix.lower() == ENGINE_SUFFIX else companion
-
-
-def find_prefill(path: Path, sidecar: Sidecar) -> Prefill | None:
-    """Find path and facts of the prefill file of a step file, or of its engine; None if it is not there.
-
-    Args:
-        path: the step file, or the engine built from it.
-        sidecar: of the step file.
-
-    Raises:
-        UsageError: it belongs to another model.
-        CheckFailed: it was altered after its facts were written.
-    """
-    from ...core.documents.engine_facts import read_model_facts
-
-    facts = step_facts(sidecar)
-    companion = prefill_path(path, facts)
-    other = read_model_facts(companion) if companion is not None and is_file(companion) else None
-    if companion is None or other is None:
-        return None
-    file = find_model(companion)
-    check_file(file)
-    chunk = step_facts(other, companion.name)
-    if other.checkpoint_sha256 != sidecar.checkpoint_sha256 or chunk.caches != facts.caches:
-        raise UsageError(
-            f"{companion.name} does not belong to {path.name}.",
-            why="They come from different checkpoints, or their caches differ.",
-            fix=_AGAIN,
-        )
-    return file, chunk
-
-
-_AGAIN = "Export the step file again; it writes both. Engines are built from both."
+    built, exported = path.suffix.lower(), companion.suffix.lower()  # the sidecar names the ONNX file
+    return companion.with_suffix(built) if exported == _EXPORTED != built else companion
