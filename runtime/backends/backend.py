@@ -113,9 +113,11 @@ class Backend(ABC):
     def providers(self) -> tuple[str, ...]:
         """List the names of the places where it runs files, without "auto"."""
 
-    @abstractmethod
     def doctor_lines(self) -> tuple[DoctorLine, ...]:
         """List what `localattn doctor` looks for; the first is the runtime itself."""
+        package = self.package.name
+        serves = f"--runtime {self.name}"
+        return (DoctorLine(self.name, self.title, serves, ("package", package), package),)
 
     def claims(self, path: Path) -> bool:
         """Return whether a file is one of its kind, by its name; of a built file, by its facts too."""
@@ -190,6 +192,14 @@ class Backend(ABC):
     def _open(self, file: Path | OnnxFile, place: Place) -> Session:
         """Open a file whose runtime is there, at a place that was checked."""
 
-    @abstractmethod
     def _open_step(self, file: Path | OnnxFile, sidecar: Sidecar, prefill: Prefill | None, place: Place) -> StepSession:
-        """Open a step file likewise."""
+        """Open a step file likewise.
+
+        Raises:
+            UsageError: this runtime has no sessions of step files.
+        """
+        raise UsageError(
+            f"{Path(file)} does not run in {self.title}.",
+            why="It is a step file, and localattn holds no caches between calls of this runtime.",
+            fix=f"Leave {argument('runtime')} out.",
+        )

@@ -43,7 +43,7 @@ def seen(path: Path, cuda_graph: bool, folder: Path) -> dict[str, Any]:
         return {"error": error.why}
     graph = onnx.load(folder / OPTIMIZED, load_external_data=False).graph
     given = {spec.name: np.zeros([SIZES.get(size, size) for size in spec.shape], spec.dtype) for spec in session.inputs}
-    call, bound = ready_call(session, given, cuda_graph=cuda_graph)
+    call, bound = ready_call(session, given)
     for _ in range(3):
         call()
     session.native.end_profiling()

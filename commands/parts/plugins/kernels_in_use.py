@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def has_nodes(model: Path | OnnxFile) -> bool:
     """Return whether compiled kernels for the CPU exist for any node of a model; an engine has none."""
     from ....core.storage.cpu_library import computes
+    from ....onnx_graph.onnx_file import OnnxFile
     from ....runtime.backends import registry
 
     backend = registry.of_file(model)

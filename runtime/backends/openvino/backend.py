@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..backend import Backend, DoctorLine, Place
+from ..backend import Backend, Place
 from .package import PACKAGE
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ class OpenVino(Backend):
     def providers(self) -> tuple[str, ...]:
         """List its devices; a neural processor is used only if it is named."""
         return ("cpu", "gpu", "npu")
-
-    def doctor_lines(self) -> tuple[DoctorLine, ...]:
-        """List its package."""
-        return (DoctorLine("openvino", self.title, "--runtime openvino", ("package", "openvino"), "openvino"),)
 
     def _open(self, file: Path | OnnxFile, place: Place) -> Session:
         from .session import open_file

@@ -15,7 +15,6 @@ from localattn.core.documents.engine_facts import (
     EngineFacts,
     PluginFacts,
     read_engine_facts,
-    read_model_facts,
 )
 from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
@@ -24,7 +23,7 @@ from localattn.core.storage.publishing import check_unchanged
 from localattn.core.tensors import TensorSpec
 from localattn.runtime.backends.tensorrt.device import Device, platform_name
 from localattn.runtime.backends.tensorrt.open import check_device, check_library
-from localattn.runtime.session import load
+from localattn.runtime.session import load, read_model_facts
 
 ORIN = Device("Orin", 87, "12.6")
 

@@ -247,9 +247,10 @@ def built(exported: Path, tmp_path: Path, localattn: Callable[..., Finished]) ->
 
 def test_both_files_are_built_and_no_input_is_wanted_in_host_memory(built: Path) -> None:
     """`position` chooses slots and rotations; did it choose shapes, TensorRT would want it in host memory."""
-    from localattn.runtime.backends.step_file import check_caches, find_prefill
+    from localattn.runtime.backends.step_file import check_caches
     from localattn.runtime.backends.tensorrt.builder.network import parse
     from localattn.runtime.backends.tensorrt.builder.source import read_source
+    from localattn.runtime.generation.step_session import find_prefill
 
     facts = read_engine_facts(built)
     assert facts.model is not None and facts.model.step is not None

@@ -17,7 +17,6 @@ from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import NodeAttributes
 from localattn.core.tensors import TensorSpec
 from localattn.runtime import load
-from localattn.runtime import session as sessions
 from localattn.runtime.backends.onnxruntime import session as onnxruntime_session
 
 EMBED = """
@@ -343,21 +342,3 @@ def test_a_broken_file_is_not_blamed_on_the_gpu(monkeypatch):
     for provider in ("auto", "cuda"):
         with pytest.raises(UsageError, match="is not an ONNX model"):
             onnxruntime_session.open_bytes(HOSTILE["cut"], provider)
-
-
-def test_a_new_backend_is_one_entry(monkeypatch, tmp_path):
-    class Echo(sessions.Session):
-        backend, provider, inputs, outputs = "echo", "nowhere", [TensorSpec("x", "float32", (2,))], []
-
-        def _execute(self, inputs):
-            return inputs
-
-    module = SimpleNamespace(open_file=lambda path, provider, threads, plugin: Echo())
-    monkeypatch.setitem(sys.modules, "localattn.runtime.echo", module)
-    entry = sessions.Backend("echo", ".echo", needs="json", has="dumps", install="")
-    monkeypatch.setitem(sessions.BACKENDS, ".echo", entry)
-    path = tmp_path / "model.echo"
-    path.touch()
-    session = load(path)
-    assert session.backend == "echo"
-    assert session.run({"x": np.zeros(2, np.float32)})["x"].shape == (2,)

@@ -65,8 +65,8 @@ def test_the_script_of_a_bundle(tmp_path: Path) -> None:
 
 
 def test_what_the_environment_says_holds(tmp_path: Path) -> None:
-    code = "import os, localattn.runtime.session as s; s.BACKENDS['.onnx'].require(); print(os.environ[NAME])"
-    code = code.replace("NAME", "'ORT_DISABLE_TELEMETRY'")
+    code = "import os; from localattn.runtime.backends.registry import named; named('onnxruntime').require(); "
+    code += "print(os.environ['ORT_DISABLE_TELEMETRY'])"
     shown = {**os.environ, "ORT_DISABLE_TELEMETRY": "0", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", code], env=shown, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "0"
