@@ -124,7 +124,10 @@ def bench(
     if destination.shows_console and len(request.plugins) == 1 and report.rows:
         # Where several ways were measured, the table says which.
         say_kernels(lambda: has_nodes(model), report.rows[0], request.plugins[0])
-    if destination.shows_console and model.suffix.lower() == ".onnx":
+    from ..runtime.backends import registry
+
+    backend = registry.of_file(model)
+    if destination.shows_console and backend is not None and not backend.built:
         suggest("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
 
 

@@ -18,8 +18,6 @@ from ..storage.reading import read_plain
 from .schema import Facts
 from .sidecar import CheckRecord, Sidecar, TensorSpec, parse_facts, sidecar_path
 
-ENGINE_SUFFIX = ".engine"
-
 
 class KernelName(Facts):
     """One compiled kernel of a plugin library: element type ("fp16"), head size, and its optional inputs."""

@@ -84,6 +84,7 @@ class Backend(ABC):
         precisions: what it can compute in, whatever the file's element type; its name then takes one: "openvino:bf16".
         tuned: `open_tuned` can profile a file.
         cpu_kernels: this package's compiled kernels for the CPU can compute attention nodes.
+        triton_backend: the backend of Triton Inference Server that runs its files; "" if none does.
         how_to_make_steps: the commands that make a step file for it.
         steps_without_sidecar: why a step file needs its sidecar, whose name is `{}`.
     """
@@ -96,6 +97,7 @@ class Backend(ABC):
     precisions: ClassVar[tuple[str, ...]] = ()
     tuned: ClassVar[bool] = False
     cpu_kernels: ClassVar[bool] = False
+    triton_backend: ClassVar[str] = ""
     how_to_make_steps: ClassVar[str] = HOW_TO_EXPORT_STEPS
     steps_without_sidecar: ClassVar[str] = (
         "Its sidecar {}, which says how its caches are laid out, is not beside it: copy it too."

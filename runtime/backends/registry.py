@@ -74,6 +74,12 @@ def choose(file: Path | OnnxFile, runtime: str = AUTO) -> tuple[Backend, str]:
     return found, precision
 
 
+def distributions() -> list[str]:
+    """List the distributions that bring the runtimes."""
+    lines = [line for backend in backends() for line in backend.doctor_lines()]
+    return list(dict.fromkeys(name for line in lines for name in (line.distribution, line.add) if name))
+
+
 def suffixes() -> list[str]:
     """List the suffixes of all backends' files."""
     return list(dict.fromkeys(backend.suffix for backend in backends()))

@@ -23,6 +23,7 @@ class OnnxRuntime(Backend):
     name = title = "onnxruntime"
     package = PACKAGE
     tuned = cpu_kernels = True
+    triton_backend = "onnxruntime"
 
     def providers(self) -> tuple[str, ...]:
         """List the rows of `PROVIDERS`."""

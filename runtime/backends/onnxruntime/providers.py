@@ -17,7 +17,7 @@ from ....core.machine import process
 from ....core.machine.execution_providers import CPU, CUDA, TENSORRT, short_name
 from ....core.machine.processor import machine
 from ....core.storage.cpu_library import computes
-from ....core.tensorrt_versions import parse
+from ....core.versions import parse
 
 if TYPE_CHECKING:
     from ....onnx_graph.onnx_file import OnnxFile

@@ -107,6 +107,7 @@ class TensorRt(EngineBackend):
     """TensorRT."""
 
     name, title = TENSORRT, "TensorRT"
+    triton_backend = "tensorrt"
 
     def _library_line(self) -> DoctorLine:
         serves = "engines for GPUs and Jetson"

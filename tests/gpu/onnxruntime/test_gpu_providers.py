@@ -19,7 +19,7 @@ import pytest
 from local_attention import LocalMHA
 
 from localattn.core.errors import MissingDependency
-from localattn.core.tensorrt_versions import parse
+from localattn.core.versions import parse
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.step_export import StepRequest, export_steps

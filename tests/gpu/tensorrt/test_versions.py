@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from localattn.core.errors import UsageError
-from localattn.core.tensorrt_versions import FEATURES, describe, has, parse
+from localattn.core.tensorrt_versions import FEATURES, describe, has
+from localattn.core.versions import parse
 from localattn.runtime.backends.tensorrt.builder.request import capability, resolve_targets
 from localattn.runtime.backends.tensorrt.device import Device
 from localattn.runtime.backends.tensorrt.library import open_library

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from localattn.core.tensorrt_versions import parse
 from localattn.core.tolerance import TOLERANCES
+from localattn.core.versions import parse
 from localattn.plugins.cpu.probes import probes
 from localattn.runtime import Generator, load
 from localattn.runtime.backends.onnxruntime.providers import SUMMED
