@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..simulators.arm_machine import ONNXRUNTIME
+from ..support.arm_machine import ONNXRUNTIME
 from .__main__ import wrong
 from .cases import write_case
 from .environments import Absent, Environment, run

@@ -32,11 +32,11 @@ from localattn.plugins.kernel.spec import grid, pack_scalars, spec_for
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.kernel.tiles import tile_for
 
-from ...simulators.tensorrt_releases.quick import LAUNCH, SIZES
-from ...simulators.tensorrt_releases.releases import OTHERS, Release, installed, run
 from ...support.models import node_model
 from ...support.models.engine_models import needs_plugin_tools
 from ...support.native.plugin_build import folder
+from ..simulators.tensorrt_releases.quick import LAUNCH, SIZES
+from ..simulators.tensorrt_releases.releases import OTHERS, Release, installed, run
 
 TARGET, OTHER = "sm_86", "sm_90"
 HERE = Release("")  # what is installed

@@ -13,11 +13,11 @@ from localattn.plugins.kernel import aft
 from localattn.plugins.kernel.compile import CompiledKernel, compile_kernel
 from localattn.plugins.kernel.targets import TARGETS
 
-from ...simulators.ptx.launch import launch
-from ...simulators.ptx.memory import GlobalMemory
-from ...simulators.ptx.program import Program, read_program
 from ...support.models.aft_node import HARD, Arrays, Case, expected, finest
 from ...support.native.kernel_worker import Worker
+from ..simulators.ptx.launch import launch
+from ..simulators.ptx.memory import GlobalMemory
+from ..simulators.ptx.program import Program, read_program
 
 pytest.importorskip("triton", reason="Triton compiles the kernel: pip install 'localattn[plugin]'")
 

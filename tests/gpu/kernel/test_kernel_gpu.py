@@ -29,10 +29,10 @@ from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, NodeAttr
 from localattn.plugins.kernel.spec import KernelSpec, pack_scalars
 from localattn.plugins.kernel.targets import TARGETS
 
-from ...simulators.ptx.launch import launch
-from ...simulators.ptx.memory import GlobalMemory
-from ...simulators.ptx.program import read_program
 from ...support import reference
+from ..simulators.ptx.launch import launch
+from ..simulators.ptx.memory import GlobalMemory
+from ..simulators.ptx.program import read_program
 
 pytest.importorskip("triton", reason="the benchmark runs the kernel: pip install 'localattn[plugin]'")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -19,10 +19,10 @@ from localattn.plugins.kernel.spec import KernelSpec, grid, pack_scalars
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.kernel.tiles import tile_for
 
-from ...simulators.ptx.launch import launch
-from ...simulators.ptx.memory import GlobalMemory
-from ...simulators.ptx.program import Program, PtxFault, read_program
 from ...support.native.kernel_cases import DTYPES, Case, expected, geometries, judge, named, some_case
+from ..simulators.ptx.launch import launch
+from ..simulators.ptx.memory import GlobalMemory
+from ..simulators.ptx.program import Program, PtxFault, read_program
 
 pytest.importorskip("triton", reason="Triton compiles the kernel: pip install 'localattn[plugin]'")
 

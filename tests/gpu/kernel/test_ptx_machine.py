@@ -7,11 +7,11 @@ import struct
 import numpy as np
 import pytest
 
-from ...simulators.ptx import blocks
-from ...simulators.ptx.launch import launch
-from ...simulators.ptx.memory import GlobalMemory
-from ...simulators.ptx.program import PtxFault, read_program
-from ...simulators.ptx.wgmma import offsets, swizzled
+from ..simulators.ptx import blocks
+from ..simulators.ptx.launch import launch
+from ..simulators.ptx.memory import GlobalMemory
+from ..simulators.ptx.program import PtxFault, read_program
+from ..simulators.ptx.wgmma import offsets, swizzled
 
 THREADS = 64
 

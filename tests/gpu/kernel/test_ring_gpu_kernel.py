@@ -27,11 +27,11 @@ from localattn.plugins.kernel.spec import Tile
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.kernel.tiles import tile_for
 
-from ...simulators.ptx.launch import launch
-from ...simulators.ptx.memory import GlobalMemory
-from ...simulators.ptx.program import Program, read_program
 from ...support.native.kernel_worker import Worker
 from ...support.native.ring_node import Arrays, Case
+from ..simulators.ptx.launch import launch
+from ..simulators.ptx.memory import GlobalMemory
+from ..simulators.ptx.program import Program, read_program
 
 pytest.importorskip("triton", reason="Triton compiles the kernel: pip install 'localattn[plugin]'")
 

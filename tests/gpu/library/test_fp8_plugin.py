@@ -15,13 +15,13 @@ from localattn.plugins.kernel.tiles import tile_for
 from localattn.plugins.library.build import build_library
 from localattn.plugins.library.facts import host_arch
 
-from ...simulators.ptx.launch import launch
-from ...simulators.ptx.memory import GlobalMemory
-from ...simulators.ptx.program import read_program
 from ...support.native import fp8_attention as fp8
 from ...support.native.kernel_cases import Case
 from ...support.native.plugin_build import FP8, HEAD_DIM
 from ...support.native.plugin_drive import BATCH, CASES, HEADS, LENGTH, Driven, drive, fields_of
+from ..simulators.ptx.launch import launch
+from ..simulators.ptx.memory import GlobalMemory
+from ..simulators.ptx.program import read_program
 
 pytest.importorskip("triton", reason="Triton compiles the kernels: pip install 'localattn[plugin]'")
 

@@ -19,9 +19,6 @@ from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.kernel.tiles import tile_for
 from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch
 
-from ...simulators.ptx.launch import launch
-from ...simulators.ptx.memory import GlobalMemory
-from ...simulators.ptx.program import read_program
 from ...support import reference
 from ...support.models import aft_node
 from ...support.native.plugin_build import BUILT_FOR, HEAD_DIM
@@ -39,6 +36,9 @@ from ...support.native.plugin_drive import (
     fields_of,
     spec_of,
 )
+from ..simulators.ptx.launch import launch
+from ..simulators.ptx.memory import GlobalMemory
+from ..simulators.ptx.program import read_program
 
 Array = np.ndarray[Any, Any]
 

@@ -15,12 +15,12 @@ from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.kernel.tiles import tile_for
 from localattn.plugins.library.facts import host_arch
 
-from ...simulators.ptx.launch import launch
-from ...simulators.ptx.memory import GlobalMemory
-from ...simulators.ptx.program import read_program
 from ...support.native.plugin_build import BUILT_FOR, HEAD_DIM
 from ...support.native.plugin_drive import Driven, drive
 from ...support.native.ring_node import OUTPUTS, Arrays, Case
+from ..simulators.ptx.launch import launch
+from ..simulators.ptx.memory import GlobalMemory
+from ..simulators.ptx.program import read_program
 
 pytest.importorskip("triton", reason="Triton compiles the kernels: pip install 'localattn[plugin]'")
 

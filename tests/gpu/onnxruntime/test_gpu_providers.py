@@ -28,10 +28,10 @@ from localattn.plugins.library.facts import host_arch
 from localattn.plugins.library.tensorrt_provider import rewrite_for_provider
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
 
-from ...simulators.cuda_stand_in import onnxruntime_gpu, release_of_gpu, stand_ins
-from ...simulators.tensorrt_releases.releases import Release, child, installed, parts_of, run
 from ...support.models.engine_models import NODES, needs_plugin_tools, small_checkpoint, small_model
 from ...support.native.plugin_build import folder, program, small_library
+from ..simulators.cuda_stand_in import onnxruntime_gpu, release_of_gpu, stand_ins
+from ..simulators.tensorrt_releases.releases import Release, child, installed, parts_of, run
 
 pytestmark = [
     pytest.mark.slow,
@@ -87,7 +87,7 @@ def at_the_door(model: Path, store: Path, scratch: Path, with_plugin: Path | Non
     for name in ("kept", "child"):
         (scratch / name).mkdir()
     shown = child(
-        "tests.simulators.tensorrt_releases.provider",
+        "tests.gpu.simulators.tensorrt_releases.provider",
         scratch / "child",
         parts=asdict(parts_of(TENSORRT_10, store, scratch / "child")),
         stand_ins=[str(path) for path in stand_ins(onnxruntime)],
@@ -146,7 +146,7 @@ def on_cuda(store: Path) -> dict[str, Any]:
     scratch.mkdir(exist_ok=True)
     graphs = {f"{name}, graph": [str(models()[name]), True] for name in ("fp16", "step", "open")}
     return child(
-        "tests.simulators.cuda_session",
+        "tests.gpu.simulators.cuda_session",
         scratch,
         stand_ins=[str(path) for path in stand_ins(onnxruntime)],
         onnxruntime=str(onnxruntime),

@@ -40,7 +40,7 @@ def test_an_unknown_option_would_be_noticed() -> None:
 
 
 # What a build needs here: a compiler, and both headers, as the plugin library does.
-NATIVE = Path(__file__).parents[2] / "simulators" / "native" / "no_runtime.cpp"
+NATIVE = Path(__file__).parents[1] / "simulators" / "native" / "no_runtime.cpp"
 (PROGRAM,) = (block for kind, block in BLOCKS if kind == "cpp")
 (BUILDS,) = (block for kind, block in BLOCKS if kind == "sh" and block.startswith("g++"))
 needs_headers = pytest.mark.skipif(

@@ -30,9 +30,9 @@ from localattn.runtime.parity.compare import compare
 from localattn.runtime.parity.runner import open_runner
 
 from ...conftest import TINY, Finished, save_upstream
-from ...simulators.engine_stand_in import CHUNK, Bench, as_engine
 from ...support.models import step_model
 from ...support.models.engine_models import needs_rtx
+from ..simulators.engine_stand_in import CHUNK, Bench, as_engine
 
 pytestmark = needs_rtx
 Command = Callable[..., Finished]

@@ -17,8 +17,8 @@ from localattn.runtime.backends.tensorrt.library import open_library
 from localattn.runtime.backends.tensorrt.session import EngineSession
 from localattn.runtime.session import load
 
-from ...simulators.engine_stand_in import Bench, Context, Engine, doubling_engine
 from ...support.models.engine_models import needs_rtx
+from ..simulators.engine_stand_in import Bench, Context, Engine, doubling_engine
 
 pytestmark = needs_rtx
 

@@ -24,9 +24,9 @@ from localattn.runtime.generation.generator import Generator
 from localattn.runtime.generation.step_session import open_step
 
 from ...conftest import Finished, save_upstream
-from ...simulators.engine_stand_in import AGE, CACHES, CHUNK, LOGITS, RING, VOCABULARY, Bench, as_engine
 from ...support.models import step_model
 from ...support.models.engine_models import SMALL, needs_rtx
+from ..simulators.engine_stand_in import AGE, CACHES, CHUNK, LOGITS, RING, VOCABULARY, Bench, as_engine
 
 pytestmark = needs_rtx
 no_gpu = pytest.mark.skipif(find_device_or_none() is not None, reason="this machine has a GPU")

@@ -22,11 +22,11 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.plugins.aot.register import attributes_of
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
 
-from ...simulators.tensorrt_releases import names
-from ...simulators.tensorrt_releases.networks import LEVEL, WORKSPACE
-from ...simulators.tensorrt_releases.releases import OTHERS, Release, installed, run
 from ...support.models.engine_models import NODES, needs_plugin_tools, open_node, small_checkpoint, small_model
 from ...support.native.plugin_build import folder, small_library
+from ..simulators.tensorrt_releases import names
+from ..simulators.tensorrt_releases.networks import LEVEL, WORKSPACE
+from ..simulators.tensorrt_releases.releases import OTHERS, Release, installed, run
 
 pytestmark = needs_plugin_tools
 

@@ -15,8 +15,8 @@ from localattn.core.storage.file_kinds import TIMES, contents_of
 from localattn.runtime.backends.tensorrt.builder.timing_cache import combined, extend
 
 from ....conftest import Finished
-from ....simulators.timing_cache import Times, framed
 from ....support.models.engine_models import needs_rtx
+from ...simulators.timing_cache import Times, framed
 
 PROCESSES = 3
 TREE = Path(__file__).parents[4]
@@ -80,7 +80,7 @@ def test_what_appears_during_the_build_stays(tmp_path: Path) -> None:
 # Processes of their own; the first with the lines above, the second with what TensorRT-RTX itself reads and writes.
 _LINES = """
 from localattn.runtime.backends.tensorrt.builder.timing_cache import extend
-from tests.simulators.timing_cache import Times, framed
+from tests.gpu.simulators.timing_cache import Times, framed
 for build in range(8):
     assert extend(Times(), path, framed({f"{number}.{build}"})) == []
 """

@@ -18,8 +18,8 @@ from localattn.runtime.backends.tensorrt.gpu.arrays import GpuArray
 from localattn.runtime.backends.tensorrt.gpu.memory import readable
 from localattn.runtime.backends.tensorrt.library import open_library
 
-from ....simulators.engine_stand_in import Bench, Gpu, view
 from ....support.models.engine_models import needs_rtx
+from ...simulators.engine_stand_in import Bench, Gpu, view
 from ..test_session import expected, inputs, opened
 
 

@@ -18,9 +18,9 @@ from localattn.runtime.generation.generator import Generator
 from localattn.runtime.session import load
 
 from ....conftest import Finished
-from ....simulators.engine_stand_in import CHUNK, VOCABULARY, Bench, Context, doubling_engine
 from ....support.models import step_model
 from ....support.models.engine_models import needs_rtx
+from ...simulators.engine_stand_in import CHUNK, VOCABULARY, Bench, Context, doubling_engine
 from ..test_session import expected, inputs, opened
 
 pytestmark = needs_rtx

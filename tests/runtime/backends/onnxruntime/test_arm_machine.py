@@ -19,7 +19,7 @@ from localattn.runtime.inputs.arrays import load_arrays, save_arrays
 
 from ....conftest import TINY, Finished, save_upstream
 from ....exporter.test_step_export import TRANSFORMER, steps
-from ....simulators.arm_machine import ONNXRUNTIME, ArmMachine, arm_machine
+from ....support.arm_machine import ONNXRUNTIME, ArmMachine, arm_machine
 from ....support.models.engine_models import small_model
 from ....support.native.cpu_build import built
 

@@ -1,6 +1,6 @@
 """Child program: the ahead-of-time plugin in NVIDIA's own `tensorrt.plugin`; prints what it saw as JSON.
 
-`python -m tests.simulators.tensorrt_releases.quick` reads, as JSON, {"parts": …, "target": GPU, "other": another GPU,
+`python -m tests.gpu.simulators.tensorrt_releases.quick` reads, as JSON, {"parts": …, "target": GPU, "other": another GPU,
 "models": name → ONNX file of one node}.
 
 TensorRT-RTX's parser takes no quick plugins (as `tensorrt.plugin` calls its own), only those of the older kind. So each

@@ -21,7 +21,7 @@ import pytest
 
 from localattn.plugins.library.facts import host_arch
 
-from ..support.native.plugin_build import compiler, folder, source_file
+from ...support.native.plugin_build import compiler, folder, source_file
 from .tensorrt_releases.releases import unpacked
 
 PROVIDERS = ("libonnxruntime_providers_cuda.so", "libonnxruntime_providers_tensorrt.so")

@@ -27,7 +27,7 @@ from localattn.runtime.backends.tensorrt.open import OpenEngine
 from localattn.runtime.backends.tensorrt.plugins import find_library
 from localattn.runtime.session import load
 
-from ..support.models import step_model
+from ...support.models import step_model
 
 VOCABULARY, CHUNK = 23, 4
 CACHES = {"ring": "next_ring", "age": "next_age"}

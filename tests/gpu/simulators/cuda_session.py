@@ -1,6 +1,6 @@
 """Child program: models on onnxruntime's CUDA provider, on a CUDA that computes nothing; prints what it saw as JSON.
 
-`python -m tests.simulators.cuda_session` reads, as JSON, {"stand_ins": libraries of CUDA, "onnxruntime": folder of
+`python -m tests.gpu.simulators.cuda_session` reads, as JSON, {"stand_ins": libraries of CUDA, "onnxruntime": folder of
 onnxruntime-gpu, "folder": an empty one, "models": name → [ONNX file, whether a CUDA graph is asked for], "step": a step
 file with its companion}.
 """

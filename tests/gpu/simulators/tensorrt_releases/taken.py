@@ -1,6 +1,6 @@
 """Child program: files judged, parsed and built by TensorRT's parser and builder; prints what it saw as JSON.
 
-`python -m tests.simulators.tensorrt_releases.taken` reads, as JSON, {"parts": …, "library": plugin library or null,
+`python -m tests.gpu.simulators.tensorrt_releases.taken` reads, as JSON, {"parts": …, "library": plugin library or null,
 "asked": ONNX file that the parser is asked about, "wanted": ONNX file that is built}.
 """
 

@@ -19,10 +19,10 @@ import pytest
 
 from localattn.plugins.library.facts import host_arch
 
-from ...support.native.plugin_build import program
+from ....support.native.plugin_build import program
 from .bind import Parts
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 
 # The bindings of the extra `dev`; every default test uses them.
 PACKAGE = "tensorrt-cu13-bindings"
@@ -89,7 +89,7 @@ def run(name: str, release: Release, store: Path | None = None, **asked: Any) ->
     """
     with tempfile.TemporaryDirectory(prefix="localattn-tensorrt-") as folder:
         parts = parts_of(release, store, Path(folder))
-        return child(f"tests.simulators.tensorrt_releases.{name}", Path(folder), parts=asdict(parts), **asked)
+        return child(f"tests.gpu.simulators.tensorrt_releases.{name}", Path(folder), parts=asdict(parts), **asked)
 
 
 def child(module: str, scratch: Path, **asked: Any) -> dict[str, Any]:

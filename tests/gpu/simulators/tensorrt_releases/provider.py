@@ -1,7 +1,7 @@
 """Child program: a model given to onnxruntime's TensorRT provider, which gives it to TensorRT's parser.
 
-`python -m tests.simulators.tensorrt_releases.provider` reads, as JSON, {"parts": …, "stand_ins": libraries of CUDA,
-"door": the parser (`tests/simulators/native/door.cpp`), "kept": folder for what comes to it, "onnxruntime": folder
+`python -m tests.gpu.simulators.tensorrt_releases.provider` reads, as JSON, {"parts": …, "stand_ins": libraries of CUDA,
+"door": the parser (`tests/gpu/simulators/native/door.cpp`), "kept": folder for what comes to it, "onnxruntime": folder
 of onnxruntime-gpu,
 "library": plugin library or null, "model": ONNX file}. It prints what it opens, and ends where the provider asks for
 an engine.

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 MODULE = ""
 # Variables, and functions that are called, in each file → class; `trt` is the module everywhere.
 OBJECTS = {
