@@ -44,6 +44,7 @@ OBJECTS = {
         "create_builder_config": "IBuilderConfig",
         "caches": "ITimingCache",
     },
+    "runtime/backends/tensorrt_rtx/package.py": {"config": "IBuilderConfig"},
     "runtime/bundle/device/run_engine.py": {
         "registry": "IPluginRegistry",
         "Runtime": "Runtime",

@@ -1,8 +1,8 @@
 """Child program: the registry, parsing and building with the bindings of one release; prints what it saw as JSON.
 
-`python -m tests.gpu.simulators.tensorrt_releases.networks` reads, as JSON, {"parts": …, "names": class → names, "library":
-plugin library, "models": name → [ONNX file, "library" or "none"], "served": an ONNX file whose nodes the library
-serves,
+`python -m tests.gpu.simulators.tensorrt_releases.networks` reads, as JSON, {"parts": …, "names": class → names,
+"library": plugin library, "models": name → [ONNX file, "library" or "none"], "served": an ONNX file whose nodes the
+library serves,
 "unknown": an ONNX file with an operator that nobody knows, "aot": whether ahead-of-time plugins are asked for too}.
 """
 

@@ -1,7 +1,7 @@
 """Child program: the ahead-of-time plugin in NVIDIA's own `tensorrt.plugin`; prints what it saw as JSON.
 
-`python -m tests.gpu.simulators.tensorrt_releases.quick` reads, as JSON, {"parts": …, "target": GPU, "other": another GPU,
-"models": name → ONNX file of one node}.
+`python -m tests.gpu.simulators.tensorrt_releases.quick` reads, as JSON, {"parts": …, "target": GPU, "other": another
+GPU, "models": name → ONNX file of one node}.
 
 TensorRT-RTX's parser takes no quick plugins (as `tensorrt.plugin` calls its own), only those of the older kind. So each
 is put behind one of that kind, which is parsed and built in earnest, and passes every question on to NVIDIA's quick
