@@ -61,7 +61,7 @@ class DoctorLine:
         serves: what it is for.
         ask: arguments of `doctor/probe_process.py`: ("package", "openvino").
         distribution: the distribution that brings it; "" for none.
-        add: a way to add it other than to install the distribution: a key of `doctor.probes.HOW_TO_ADD`.
+        add: a way to add it other than to install the distribution: a key of `_HOW_TO_ADD` in `doctor/probes.py`.
     """
 
     name: str

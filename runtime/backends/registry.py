@@ -33,7 +33,7 @@ def named(name: str) -> Backend:
 
 def backends() -> list[Backend]:
     """Return every backend, in the order of the rows."""
-    return [named(name) for name in ROWS]
+    return [*map(named, ROWS)]
 
 
 def by_name() -> list[Backend]:
@@ -44,7 +44,7 @@ def by_name() -> list[Backend]:
 def of_file(file: Path | OnnxFile) -> Backend | None:
     """Return the backend that runs a file if none is named; None if none does. Nothing is opened or checked."""
     path = file if isinstance(file, Path) else Path(f"model{ONNX_SUFFIX}")
-    return next((backend for backend in backends() if backend.claims(path)), None)
+    return next((backend for backend in map(named, ROWS) if backend.claims(path)), None)
 
 
 def choose(file: Path | OnnxFile, runtime: str = AUTO) -> tuple[Backend, str]:

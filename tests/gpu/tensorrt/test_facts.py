@@ -21,6 +21,7 @@ from localattn.core.errors import CheckFailed, MissingDependency, UsageError
 from localattn.core.storage.files import sha256
 from localattn.core.storage.publishing import check_unchanged
 from localattn.core.tensors import TensorSpec
+from localattn.runtime.backends.registry import of_file
 from localattn.runtime.backends.tensorrt.device import Device, platform_name
 from localattn.runtime.backends.tensorrt.open import check_device, check_library
 from localattn.runtime.session import load, read_model_facts
@@ -59,6 +60,13 @@ def test_facts_are_read_back(tmp_path: Path) -> None:
     engine, facts = written(tmp_path, plugin=plugin)
     assert read_engine_facts(engine) == facts
     assert read_model_facts(engine) is None
+
+
+@pytest.mark.parametrize("library", ["tensorrt", "tensorrt-rtx"])
+def test_facts_tell_which_library_runs_the_engine(library: str, tmp_path: Path) -> None:
+    engine, _ = written(tmp_path, backend=library)
+    backend = of_file(engine)
+    assert backend is not None and (backend.name, backend.built) == (library, True)
 
 
 def test_unknown_facts_survive(tmp_path: Path) -> None:
