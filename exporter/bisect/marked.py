@@ -17,7 +17,6 @@ from typing import Any
 import onnx
 
 from ...core.documents.engine_facts import EngineFacts
-from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.limits import LARGEST_SIZE
 from ...core.storage.files import sha256
@@ -45,8 +44,8 @@ def onnx_file_of(model: Path) -> Path:
         UsageError: the engine's ONNX file is not beside it.
         CheckFailed: that file is not the one the engine was built from.
     """
-    facts = _engine_facts(model)
-    if facts is None:
+    facts = registry.choose(model)[0].facts(model)
+    if not isinstance(facts, EngineFacts):
         return model
     path = model.with_name(facts.onnx_name)
     if not path.is_file():
@@ -86,38 +85,10 @@ def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, 
         _link(source.parent / name, folder / name)
     marked = folder / "marked.onnx"
     marked.write_bytes(document.SerializeToString())
-    facts = _engine_facts(model)
-    if facts is None:
-        return load(marked, provider=request.provider, plugin="none")
-    return load(_build(marked, facts, request), plugin=request.plugin)
-
-
-def _engine_facts(model: Path) -> EngineFacts | None:
-    """Read the facts beside an engine; None if the model is no engine."""
     backend, _ = registry.choose(model)
     if not backend.built:
-        return None
-    facts = backend.facts(model)
-    assert isinstance(facts, EngineFacts), "what was built has facts"
-    return facts
-
-
-def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
-    from ...runtime.backends.tensorrt.builder.build import build_engine
-    from ...runtime.backends.tensorrt.builder.request import BuildRequest, PluginChoice
-    from ...runtime.backends.tensorrt.plugins import find_library
-
-    plugin = PluginChoice()
-    if facts.plugin is not None:
-        if facts.plugin.kind != "library":
-            raise UsageError(
-                "An engine with ahead-of-time plugins cannot be built again here.",
-                fix=f"Bisect the ONNX file, or an engine built with {argument('plugin', 'library')}.",
-            )
-        plugin = PluginChoice("library", find_library(facts.plugin, request.model, request.plugin), asked="library")
-    output = marked.with_suffix(request.model.suffix)
-    build_engine(BuildRequest(marked, output, facts.backend, facts.targets, plugin))
-    return output
+        return load(marked, provider=request.provider, plugin="none")
+    return load(backend.rebuild(model, marked, request.plugin), plugin=request.plugin)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -169,6 +169,14 @@ class Backend(ABC):
             fix=f"Leave {what} out, or measure the .onnx file.",
         )
 
+    def rebuild(self, built: Path, changed: Path, plugin: str) -> Path:
+        """Build a changed copy of the ONNX file that a file was built from, as that was built; return the new file.
+
+        Raises:
+            UsageError: this runtime builds nothing, or it cannot build this again.
+        """
+        raise UsageError(f"{self.title} builds no files.")
+
     def open_rounding(self, file: Path | OnnxFile, session: Session | StepSession, plugin: str) -> Session | None:
         """Open an fp16 file so that it rounds as a GPU does; None where the open session rounds that way already."""
         return None

@@ -82,6 +82,12 @@ class EngineBackend(Backend):
         session.use_cuda_graph()
         return session
 
+    def rebuild(self, built: Path, changed: Path, plugin: str) -> Path:
+        """Build with the same library, for the same GPUs, and with the same plugin."""
+        from .builder.rebuild import rebuild
+
+        return rebuild(built, changed, plugin)
+
     def check_place(self, file: Path | OnnxFile, place: Place) -> None:
         """Refuse anything but a GPU."""
         from .session import check_place
