@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import UsageError
 from ..core.limits import check_threads
+from ..core.storage.files import is_file
 from ..core.storage.mistaken import refuse_mistaken
 from ..core.storage.publishing import check_unchanged
 from ..core.storage.reading import check_plain
@@ -71,7 +72,7 @@ def find_model(path: str | Path | OnnxFile) -> Path | OnnxFile:
     if backend.built:  # of an ONNX file `OnnxFile.read` looks at the bytes that it reads
         refuse_mistaken(path)
     check_plain(path)
-    if not path.is_file():
+    if not is_file(path):
         why = "There is no such file."
         raise UsageError(f"Cannot run {path}.", why=why, fix="Give the path of an exported model.")
     return backend.read(path)

@@ -77,7 +77,7 @@ def open_step(
         )
     how = backend.how_to_make_steps
     check_plain(path)
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=how)
     file = find_model(path)
     check_file(file)

@@ -56,7 +56,7 @@ class EngineBackend(Backend):
             return False
         try:
             library: str = self.facts(path).backend
-        except LocalAttnError:
+        except (LocalAttnError, ValueError):  # the latter where no file can have the name
             library = TENSORRT
         return library == self.name
 

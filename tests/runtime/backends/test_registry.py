@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from localattn import load, open_step
 from localattn.core.errors import UsageError
 from localattn.runtime.backends import registry
 from localattn.runtime.backends.backend import Place
@@ -68,3 +69,11 @@ def test_a_provider_or_precision_that_a_runtime_lacks_is_refused_before_the_file
             backend.check_place(ONNX, place)
     for provider in ("auto", *backend.providers()):
         backend.check_place(ONNX, Place(provider))
+
+
+@pytest.mark.parametrize("suffix", registry.suffixes())
+@pytest.mark.parametrize("name", ["no\0file", "n" * 5000, "no-file"])
+def test_a_name_that_no_file_has_is_one_error(name: str, suffix: str) -> None:
+    for opened in (load, open_step):
+        with pytest.raises(UsageError, match="no such file"):
+            opened(f"{name}{suffix}")
