@@ -57,7 +57,6 @@ def forgetful(model, path, *rest, save=publish.save_model):
 
 KINDS = ("checkpoint", "steps", "module", "convert")
 found = {kind: checks(kind) for kind in KINDS}
-whole = publish.save_model, convert.save_model
 publish.save_model = convert.save_model = forgetful
 faults = {}
 for kind in KINDS:
@@ -65,18 +64,71 @@ for kind in KINDS:
         checks(kind)
     except CheckFailed as error:
         faults[kind] = [error.what, error.why]
-publish.save_model, convert.save_model = whole
-answers = {"found": found, "faults": faults}
+print(json.dumps({"found": found, "faults": faults}))
 """
+
+
+# Runs a file in the runtime that the recipe adds, by the library and by commands, and asks the doctor for it.
+_RUNTIME_DRIVER = """
+import contextlib, io, json, sys
+import numpy as np
+import onnx.parser
+from localattn import load
+from localattn.cli import in_this_process
+from localattn.core.errors import LocalAttnError
+from localattn.doctor.abilities import judge
+from localattn.doctor.probes import PROBES
+from localattn.doctor.run_probes import run_probes
+
+path = sys.argv[1]
+graph = 'g (float[2,3] x) => (float[2,3] y) <float[3,3] w = {2,0,0, 0,2,0, 0,0,2}> { y = MatMul(x, w) }'
+onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {graph}'), path)
+session = load(path, runtime="toy")
+x = np.ones((2, 3), np.float32)
+answer = {"backend": session.backend, "sum": float(session.run({"x": x})["y"].sum()), "auto": load(path).backend}
+
+def ran(*arguments):
+    sys.argv, out = ["localattn", *arguments], io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        in_this_process()
+    return out.getvalue()
+
+from localattn.runtime.backends.toy.session import ToySession
+
+calls, execute = [], ToySession._execute
+ToySession._execute = lambda session, inputs: calls.append(inputs) or execute(session, inputs)
+shown = json.loads(ran("run", path, "--runtime", "toy", "--format", "json"))
+compared = json.loads(ran("parity", path, "--against", path, "--runtime", "toy", "--format", "json"))
+answer["run"], answer["parity"], answer["calls"] = shown["backend"], compared["passed"], len(calls)
+try:
+    load(path, "gpu", runtime="toy")
+except LocalAttnError as error:
+    answer["refused"] = [error.what, error.fix]
+try:
+    load(path, runtime="no")
+except LocalAttnError as error:
+    answer["known"] = error.fix
+findings = run_probes([probe for probe in PROBES if probe.name == "toy"])
+verdict = next(verdict for verdict in judge(findings) if verdict.ability.command == "run --runtime toy")
+answer["doctor"] = [findings[0].title, findings[0].status, verdict.able]
+print(json.dumps(answer))
+"""
+
+
 # Inspects two types of Hugging Face models, one of which has a file of its own, and exports a model of a new family.
-_MODELS = """
+_MODELS_DRIVER = """
+import json, sys
+from pathlib import Path
 import transformers
 from safetensors.torch import save_file
+from localattn import export
+from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.toy import family as toy
 
+folder, answers = Path(sys.argv[1]), {}
 tiny = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 tiny |= {"num_key_value_heads": 1, "num_hidden_layers": 1, "max_position_embeddings": 256, "sliding_window": 16}
 tiny |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "original_max_position_embeddings": 64}
@@ -97,7 +149,7 @@ values = {"vocab_size": 31, "width": 16, "heads": 2, "window": 4, "max_length": 
 weights = toy.Tagger(toy.TaggerArgs(**values)).state_dict()
 save_file({name: 2 * tensor for name, tensor in weights.items()}, folder / "tagger" / "model.safetensors")
 (folder / "tagger" / "config.json").write_text(json.dumps({"model_type": "toy", **values}))
-export(folder / "tagger", folder / "tagger.onnx", dynamic=[], **quick)
+export(folder / "tagger", folder / "tagger.onnx", dynamic=[], quick=True)
 written = read_sidecar(folder / "tagger.onnx")
 answers["toy"] = {
     "class": written.class_name,
@@ -124,20 +176,19 @@ def insert(path: Path, pattern: str, added: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a copy of the tree answers to which every recipe was applied."""
-    pytest.importorskip("local_attention")
-    pytest.importorskip("transformers", minversion="5.23")
-    folder = tmp_path_factory.mktemp("recipes")
-    copy = folder / "localattn"
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package, to which each recipe is added."""
+    copy = tmp_path_factory.mktemp("recipes") / "localattn"
     shutil.copytree(ROOT, copy, ignore=_NOT_COPIED)
-    _add_check(copy)
-    _add_type(copy)
-    _add_family(copy)
+    return copy
+
+
+def answer_of(driver: str, argument: Path, tree: Path) -> dict[str, Any]:
+    """The JSON that a program prints last, run with the changed copy of the package."""
     ran = subprocess.run(
-        [sys.executable, "-c", _DRIVER + _MODELS, str(folder)],
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        cwd=folder,
+        [sys.executable, "-c", driver, str(argument)],
+        env={**os.environ, "PYTHONPATH": str(tree.parent)},
+        cwd=tree.parent,
         capture_output=True,
         text=True,
         check=False,
@@ -147,12 +198,49 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def _add_check(copy: Path) -> None:
+def test_a_check_of_every_export_is_a_file_and_a_row(tree: Path, tmp_path: Path) -> None:
+    pytest.importorskip("local_attention")
     file, row = recipe("Adding a check")
-    (copy / "exporter/checks/node_names.py").write_text(file)
-    table = copy / "exporter/checks/table.py"
-    insert(table, r"from \.loads .*", "from .node_names import check_node_names")
-    insert(table, r"CHECKS: .*= \(", row)
+    (tree / "exporter/checks/node_names.py").write_text(file)
+    table = tree / "exporter/checks/table.py"
+    text = table.read_text()
+    text = text.replace("from .outcome", "from .node_names import check_node_names\nfrom .outcome", 1)
+    table.write_text(re.sub(r"(?m)^(CHECKS: .*= \($)", rf"\1\n{row.rstrip()}", text, count=1))
+    assert table.read_text().count("check_node_names") == 2
+    answer = answer_of(_DRIVER, tmp_path, tree)
+    assert [kind for kind, checks in answer["found"].items() if checks["node names"] == "passed"] == [*answer["found"]]
+    assert len(answer["faults"]) == 4
+    for what, why in answer["faults"].values():
+        assert "node names" in what and "1 node(s) have no name" in why
+
+
+def test_a_runtime_is_a_folder_and_a_row(tree: Path, tmp_path: Path) -> None:
+    *files, row = recipe("Adding a runtime")
+    folder = tree / "runtime/backends/toy"
+    folder.mkdir()
+    for name, text in zip(("package.py", "session.py", "backend.py"), files, strict=True):
+        (folder / name).write_text(text)
+    (folder / "__init__.py").write_text('"""A toy."""\n')
+    table = tree / "runtime/backends/registry.py"
+    changed = re.sub(r"(?m)^(ROWS = \{\n)((?: .*\n)+)", rf"\1\2{row}", table.read_text(), count=1)
+    assert changed != table.read_text()
+    table.write_text(changed)
+    answer = answer_of(_RUNTIME_DRIVER, tmp_path / "model.onnx", tree)
+    assert (answer["backend"], answer["sum"], answer["auto"]) == ("toy", 12.0, "onnxruntime")
+    assert (answer["run"], answer["parity"]) == ("toy", True)
+    assert answer["calls"] == 1 + 3  # `run` and the three seeds of `parity`, whose reference is onnxruntime
+    assert answer["refused"] == ["There is no provider 'gpu' for the toy.", "Known: auto, cpu."]
+    assert answer["known"].startswith("Known: auto, onnxruntime, openvino, toy;")
+    assert answer["doctor"] == ["the toy", "ok", True]
+
+
+@pytest.fixture(scope="module")
+def models(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a copy of the tree answers that has the type and the family of the recipes."""
+    pytest.importorskip("transformers", minversion="5.23")
+    _add_type(tree)
+    _add_family(tree)
+    return answer_of(_MODELS_DRIVER, tmp_path_factory.mktemp("models"), tree)
 
 
 def _add_type(copy: Path) -> None:
@@ -173,22 +261,15 @@ def _add_family(copy: Path) -> None:
     insert(registry, r"from \.local_transformer\.family .*", imported)
 
 
-def test_a_check_of_every_export_is_a_file_and_a_row(answer: dict[str, Any]) -> None:
-    assert [kind for kind, checks in answer["found"].items() if checks["node names"] == "passed"] == [*answer["found"]]
-    assert len(answer["faults"]) == 4
-    for what, why in answer["faults"].values():
-        assert "node names" in what and "1 node(s) have no name" in why
-
-
-def test_a_hugging_face_type_that_differs_is_a_file(answer: dict[str, Any]) -> None:
+def test_a_hugging_face_type_that_differs_is_a_file(models: dict[str, Any]) -> None:
     """Its notes are told, and its positions refused beyond; a type without the file keeps those of its config.json."""
-    told, longest, refused = answer["phi3"]
+    told, longest, refused = models["phi3"]
     assert any("its positions end where its first training did" in note for note in told)
     assert longest == 64 and "64 positions" in refused
-    told, longest, refused = answer["mistral"]
+    told, longest, refused = models["mistral"]
     assert not any("training" in note for note in told) and longest == 256 and refused == ""
 
 
-def test_a_family_is_a_folder_and_a_row(answer: dict[str, Any]) -> None:
-    assert answer["toy"]["class"] == "toy.Tagger"
-    assert answer["toy"]["checks"]["parity"] == "passed" and answer["toy"]["outputs"] == ["logits", "hidden"]
+def test_a_family_is_a_folder_and_a_row(models: dict[str, Any]) -> None:
+    assert models["toy"]["class"] == "toy.Tagger"
+    assert models["toy"]["checks"]["parity"] == "passed" and models["toy"]["outputs"] == ["logits", "hidden"]
