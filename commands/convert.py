@@ -39,7 +39,7 @@ def convert(
     with progress() as step:
         from ..exporter.convert import to_standard_ops
 
-        written = to_standard_ops(model, output, overwrite=force, quick=checks == "quick", progress=step)
+        written = to_standard_ops(model, output, overwrite=force, checks=checks, progress=step)
     if output_format == "json":
         passed = all(x.passed for x in written)
         print_json({"model": str(output), "passed": passed, "files": [_document(x) for x in written]})

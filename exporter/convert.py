@@ -27,13 +27,12 @@ from ..runtime.generation.step_file import prefill_path
 from ..runtime.parity.comparison import unproven_outputs
 from ..runtime.parity.files import run_file_parity
 from ..runtime.parity.report import ParityRequest
-from .artifact.form import EXTERNAL_DATA_FROM
 from .artifact.publish import companion_path, demand, held_tensors, package_versions, publish_models, save_model
 from .artifact.shared_weights import share_weights
 from .checks.checked_file import ConvertedFile
-from .checks.options import CheckOptions
 from .checks.outcome import failed, not_proven, passed
 from .checks.table import names_of, run_checks
+from .options import EXTERNAL_DATA_FROM, CheckOptions, Checks
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def to_standard_ops(
     output: Path,
     *,
     overwrite: bool = False,
-    quick: bool = False,
+    checks: Checks = "all",
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Converted]:
     """Write an ONNX file in standard operators alone, and for a step file also the prefill file beside it.
@@ -86,7 +85,7 @@ def to_standard_ops(
         model: the file; its weights may lie beside it.
         output: the file to write; weights that lie beside the model are copied beside it.
         overwrite: replace an existing file.
-        quick: leave out the checks that the table of checks calls long, and compare on one set of inputs.
+        checks: "quick" leaves out the checks that the table of checks calls long, and compares on one set of inputs.
         progress: called with the name of each step as it begins.
 
     Returns:
@@ -118,7 +117,7 @@ def to_standard_ops(
         for part in parts:
             outside = any(isinstance(tensor, ir.ExternalTensor) for tensor in held_tensors(part.model))
             part.data = save_model(part.model, part.staged, 0 if outside else EXTERNAL_DATA_FROM, shared)
-        options = CheckOptions(quick=quick)
+        options = CheckOptions(checks=checks)
         written = [_checked(part, output, options, progress) for part in parts]
         progress("Writing")
         data = sorted({part.data for part in parts if part.data is not None})

@@ -21,12 +21,11 @@ from ..core.progress import timed_steps
 from ..core.storage.file_kinds import ONNX
 from ..core.storage.outputs import Output, check_outputs, writing
 from ..core.tensors import BATCH, SEQUENCE
-from ..core.tolerance import coarsest
 from ..runtime.inputs.arrays import check_drawable
 from ..runtime.parity.golden import Golden
 from ..runtime.parity.runner import SessionRunner
 from .artifact.companions import check_companions, copy_companions
-from .artifact.form import FileOptions, WrittenForm, written_form
+from .artifact.form import WrittenForm, written_form
 from .artifact.publish import Part, finish_export
 from .artifact.serialize import message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
@@ -44,7 +43,8 @@ from .lowering.quantize.blocked import Rounding
 from .lowering.quantize.fp8_attention import check_attention, measure, quantize_attention
 from .lowering.quantize.on_text import rounding_on_text
 from .lowering.quantize.weights import check_weights, quantize_weights, spans_tokens
-from .models.family import TORCH_DTYPE, ShapeRequest
+from .models.family import TORCH_DTYPE
+from .options import ExportRequest, recorded
 from .source.dynamic_axes import check_axes, dimensions, dynamic_specs
 from .source.reference_runner import ReferenceRunner
 from .source.source_model import SourceModel
@@ -53,49 +53,6 @@ _log = logging.getLogger(__name__)
 
 # Sequence length above which only one set of random inputs is compared.
 LONG_INPUT = 2048
-
-
-@dataclass(frozen=True)
-class ExportRequest(FileOptions):
-    """What to export and how, in addition to the options of every file.
-
-    By default there are two seeds, or one for long inputs because their reference is slow.
-
-    Args:
-        checkpoint: the weights.
-        output: the ONNX file to write.
-        config: configuration file; by default the one beside the checkpoint.
-        shapes: static shapes and optional inputs.
-        dtype: "fp32" or "fp16".
-        weights: "int8" for linear layers in dynamic int8, "int4" for 4 bits in blocks, "fp8" or "int8-qdq" for
-            8-bit products of TensorRT, None for the dtype.
-        attention: "fp8" for attention that the plugin library computes in fp8, None for the dtype.
-        dynamic: the dynamic axes, of "batch" and "seq"; the sequence length is then the longest one. None: the
-            family's default, for most families no dynamic axes.
-        task: what a model in a folder is for; None for what it was saved for.
-        entry: the set of weights to read, where the checkpoint holds several; None chooses.
-    """
-
-    checkpoint: Path
-    output: Path
-    config: Path | None = None
-    shapes: ShapeRequest = field(default_factory=ShapeRequest)
-    dtype: str = "fp32"
-    weights: str | None = None
-    attention: str | None = None
-    dynamic: tuple[str, ...] | None = None
-    task: str | None = None
-    entry: str | None = None
-
-    @property
-    def inputs(self) -> list[Path]:
-        """The files that are read, except those that are found beside them."""
-        return [path for path in (self.checkpoint, self.config, self.golden) if path is not None]
-
-    @property
-    def precision(self) -> str:
-        """The entry of `core.tolerance` with the file's tolerance."""
-        return coarsest([self.weights or self.dtype, self.attention or "fp32"])
 
 
 @dataclass(frozen=True)
@@ -173,7 +130,7 @@ def open_request(
 
 def dynamic_axes(request: ExportRequest, source: SourceModel) -> tuple[str, ...]:
     """Return the dynamic axes of the file."""
-    return source.family.dynamic if request.dynamic is None else request.dynamic
+    return source.family.dynamic if request.dynamic is None else tuple(request.dynamic)
 
 
 def check_precision(request: ExportRequest) -> None:
@@ -184,8 +141,8 @@ def check_precision(request: ExportRequest) -> None:
     """
     if request.dtype not in TORCH_DTYPE:
         raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
-    check_weights(request.weights, request.dtype, request.opset, standard_ops=request.standard_ops)
-    check_attention(request.attention, request.dtype, request.opset)
+    check_weights(request.weight_dtype, request.dtype, request.opset, standard_ops=request.standard_ops)
+    check_attention(request.attention_dtype, request.dtype, request.opset)
 
 
 @timed_steps(_log)
@@ -217,13 +174,13 @@ def export(
         sizes = dimensions(source, axes) if axes else None
         model = trace.trace(source, request.dtype, request.opset, sizes)
         functions.attach_functions(model)
-        if request.attention is not None:
+        if request.attention_dtype is not None:
             progress("Measuring attention")
             model = quantize_attention(model, measure(source, model))
-        rounding = rounding_on_text(request.weights, source, request.checkpoint)
-        if request.weights is not None:
+        rounding = rounding_on_text(request.weight_dtype, source, request.checkpoint)
+        if request.weight_dtype is not None:
             progress("Quantizing")
-            model = quantize_weights(model, request.weights, rounding)
+            model = quantize_weights(model, request.weight_dtype, rounding)
         form = written_form(model, trace.attention_nodes(model), request)
         part = Part(
             request.output,
@@ -307,7 +264,7 @@ class _CheckpointFile(SequenceFile):
             return check_layer_windows(self.nodes, [])
         self.session.wake()
         release_memory()
-        nodes_only = spans_tokens(request.weights)
+        nodes_only = spans_tokens(request.weight_dtype)
         return check_window(
             self.nodes, self.session, self._source, request.dtype, self._first_run, nodes_only=nodes_only
         )
@@ -340,10 +297,10 @@ def _retrace(
     other = next(freest(range(length - step, 0, -step), with_padding, taken))
     shorter = source.at(replace(request.shapes, seq_len=other))
     model = trace.trace(shorter, request.dtype, request.opset)
-    if request.attention is not None:  # so that tensors have the same names
+    if request.attention_dtype is not None:  # so that tensors have the same names
         model = quantize_attention(model, {})
-    if request.weights is not None:
-        model = quantize_weights(model, request.weights, rounding)
+    if request.weight_dtype is not None:
+        model = quantize_weights(model, request.weight_dtype, rounding)
     return with_padding(other), graph_shapes(message(model))
 
 
@@ -367,10 +324,7 @@ def model_facts(
         "batch": source.shapes.batch,
         "dynamic": list(dynamic),
         "dtype": request.dtype,
-        "options": ({"causal": True} if source.shapes.causal else {})
-        | ({} if request.weights is None else {"weights": request.weights})
-        | ({} if request.attention is None else {"attention": request.attention})
-        | ({} if request.entry is None else {"entry": request.entry}),
+        "options": recorded(request, request.shapes),
         "checkpoint_sha256": opened.loaded.sha256,
         "checkpoint_name": request.checkpoint.name,
         "unproven": [] if proven_by_golden(checks) else list(source.not_in_weights),

@@ -124,12 +124,12 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
         golden, sessions = _golden(asked, files), dict[int, _StepFile]()
         prefill = next((path.name for path in files if path != asked.output), None)
         parts = []
-        rounding = rounding_on_text(asked.weights, files[asked.output].source, asked.checkpoint)
+        rounding = rounding_on_text(asked.weight_dtype, files[asked.output].source, asked.checkpoint)
         for path, source in files.items():
             progress(f"Tracing the model, {source.chunk} token(s) a call")
             model = trace_step(source, asked.dtype, asked.opset)
-            if asked.weights is not None:
-                model = quantize_weights(model, asked.weights, rounding)
+            if asked.weight_dtype is not None:
+                model = quantize_weights(model, asked.weight_dtype, rounding)
             form = written_form(model, step_nodes(model), asked)
             mode: Mode = request.mode if path == asked.output else "prefill"
             facts = source.facts(asked.dtype, mode=mode, prefill=prefill if path == asked.output else None)

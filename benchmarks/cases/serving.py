@@ -45,8 +45,8 @@ def prepare(folder: Path, library: Path, tell: Callable[[str], None]) -> None:
     tell("Exporting")
     full, steps = folder / "full.onnx", folder / "steps.onnx"
     shapes = ShapeRequest(seq_len=LENGTH)
-    export(ExportRequest(weights, full, config=config, shapes=shapes, dynamic=("batch",), quick=True))
-    export_steps(StepRequest(ExportRequest(weights, steps, config=config, quick=True)))
+    export(ExportRequest(weights, full, config=config, shapes=shapes, dynamic=("batch",), checks="quick"))
+    export_steps(StepRequest(ExportRequest(weights, steps, config=config, checks="quick")))
     for index, (instances, threads, kernel) in enumerate(SETTINGS.values()):
         tell(f"Bundle {index}")
         serving = Serving(instances=instances, threads=threads)

@@ -29,7 +29,8 @@ from ...onnx_graph.graph_values import outside_weights
 from ..checks.checked_file import CheckedFile
 from ..checks.loads import check_model
 from ..checks.table import run_checks, way_to_accept
-from .form import FileOptions, WrittenForm
+from ..options import FileOptions
+from .form import WrittenForm
 from .serialize import forget_weights, write_model
 from .shared_weights import share_weights
 

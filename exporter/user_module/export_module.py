@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from ...runtime.inputs.size_sweep import sweep_sizes
 from ...runtime.parity.golden import Golden
 from ...runtime.parity.inputs import InputSet
 from ...runtime.parity.runner import SessionRunner
-from ..artifact.form import FileOptions, WrittenForm, written_form
+from ..artifact.form import WrittenForm, written_form
 from ..artifact.publish import Part, finish_export
 from ..artifact.serialize import message
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
@@ -46,9 +46,9 @@ from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, freest, graph_shapes
 from ..checks.sweep import check_joined_rows
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes
-from ..export import ExportReport, ExportRequest, Progress, export, open_request
+from ..export import ExportReport, Progress, export, open_request
 from ..lowering import functions, trace
-from ..models.family import ShapeRequest
+from ..options import ExportRequest, FileOptions, ModuleOptions, ShapeRequest, common, recorded
 from ..source.dynamic_axes import LARGEST_BATCH
 from .adapters import refuse_adapters
 from .dynamic_axes import check_dynamic_axes
@@ -99,19 +99,6 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class ModuleOptions(FileOptions):
-    """How a module is exported, in addition to the options of every file; its inputs name the axes.
-
-    Args:
-        dynamic: names of the dynamic axes; empty for static shapes.
-        max_seq_len: longest sequence if that axis is dynamic; by default the example's.
-    """
-
-    dynamic: tuple[str, ...] = field(default=(), kw_only=True)
-    max_seq_len: int | None = field(default=None, kw_only=True)
-
-
-@dataclass(frozen=True)
 class ModuleExportReport(ExportReport):
     """The result of exporting a module.
 
@@ -156,7 +143,7 @@ def export_module(
     live = open_live(module)
     if live is not None:
         return export(_live_request(live, _listed(inputs), output, options), progress, live)
-    read = [] if options.golden is None else [options.golden]
+    read = [] if options.golden is None else [Path(options.golden)]
     with writing(Output(output, ONNX), inputs=read, overwrite=options.overwrite) as folder:
         progress("Running the module")
         job = ModuleJob(module, inputs, output, options, origin)
@@ -196,8 +183,7 @@ def _live_request(
         checkpoint=checkpoint.loaded.path,
         output=output,
         shapes=ShapeRequest(options.max_seq_len or length, batch, position_ids=positions),
-        dynamic=options.dynamic,
-        **{x.name: getattr(options, x.name) for x in fields(FileOptions)},
+        **common(FileOptions, options),
     )
 
 
@@ -437,7 +423,7 @@ class ModuleJob:
             "dynamic": list(self.options.dynamic),
             "dtype": "fp32",
             "layers": layers,
-            "options": {} if self.origin.entry is None else {"entry": self.origin.entry},
+            "options": recorded(self.options) | ({} if self.origin.entry is None else {"entry": self.origin.entry}),
             "checkpoint_sha256": self.origin.weights_sha256,
             "checkpoint_name": self.origin.weights,
         }

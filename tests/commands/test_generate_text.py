@@ -240,7 +240,7 @@ def test_an_exported_decoder_writes_what_transformers_writes(weights: str | None
     model.save_pretrained(folder)
     tokenizer_folder.write(folder, {"do_sample": False, "eos_token_id": EOS})
     output.parent.mkdir()
-    export_steps(StepRequest(ExportRequest(folder, output, weights=weights)))
+    export_steps(StepRequest(ExportRequest(folder, output, weight_dtype=weights)))
     for options in ([], ["--chat"]):
         done = localattn("generate", output, "--prompt", "Hé", "--max-tokens", 60, "--format", "json", *options)
         assert done.code == 0, done.err

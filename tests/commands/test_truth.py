@@ -71,7 +71,7 @@ def test_parity_and_bisect(exported: Path, broken: Path, tiny: Path, localattn: 
 
 def test_convert_and_bundle(exported: Path, tmp_path: Path, localattn: Command) -> None:
     agrees(localattn("convert", exported, "-o", tmp_path / "p.onnx", "--standard-ops", "--format", "json"), True)
-    assert all(to_standard_ops(exported, tmp_path / "q.onnx", quick=True))
+    assert all(to_standard_ops(exported, tmp_path / "q.onnx", checks="quick"))
     create_bundle(BundleRequest(exported, tmp_path / "b", samples=1))
     assert verify_bundle(tmp_path / "b")
     agrees(localattn("bundle", "verify", tmp_path / "b", "--format", "json"), True)

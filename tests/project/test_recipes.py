@@ -33,7 +33,7 @@ torch.save(LocalTransformer(**sizes).state_dict(), folder / "m.pt")
 known = {"class": "local_attention.LocalTransformer", "kwargs": sizes, "hyper_connections": "0.4.11"}
 (folder / "m.json").write_text(json.dumps(known))
 module = LocalMHA(dim=16, window_size=4, causal=True, dim_head=8, heads=2).eval()
-quick = {"quick": True, "overwrite": True}
+quick = {"checks": "quick", "overwrite": True}
 
 def checks(kind):
     path = folder / f"{kind}.onnx"
@@ -44,7 +44,7 @@ def checks(kind):
     elif kind == "module":
         export_module(module, ["x:float32:[1,16,16]"], path, **quick)
     else:
-        convert.to_standard_ops(folder / "checkpoint.onnx", path, overwrite=True, quick=True)
+        convert.to_standard_ops(folder / "checkpoint.onnx", path, overwrite=True, checks="quick")
     return {check.name: check.status for check in read_sidecar(path).checks}
 
 def forgetful(model, path, *rest, save=publish.save_model):

@@ -268,7 +268,7 @@ def test_a_checkpoint_that_is_written_while_it_is_exported_is_refused(
 
     monkeypatch.setattr(exporter, "model_facts", write_first)
     with pytest.raises(UsageError, match="changed while it was read"):
-        exporter.export(exporter.ExportRequest(tiny, tmp_path / "model.onnx", quick=True))
+        exporter.export(exporter.ExportRequest(tiny, tmp_path / "model.onnx", checks="quick"))
     assert not (tmp_path / "model.onnx").exists()
 
 

@@ -75,7 +75,7 @@ def models() -> dict[str, Path]:
         "mask": exported("mask", shapes=ShapeRequest(batch=2, seq_len=61, mask=True)),
         "beside": exported("beside", external_data_from=0),
         "open": exported("open", "fp16", dynamic=("batch", "seq")),
-        "int8": exported("int8", weights="int8"),
+        "int8": exported("int8", weight_dtype="int8"),
         **{name: path / f"{name}.onnx" for name in ("step", "step.prefill", "xpos", "long")},
     }
 
