@@ -22,7 +22,7 @@ from .parts.options import FormatOption
 from .parts.paths import INPUT, OutputPath
 
 if TYPE_CHECKING:
-    from ..exporter.export import ExportReport
+    from ..exporter.export_report import ExportReport
     from ..exporter.options import ExportRequest
 
 
@@ -126,9 +126,13 @@ def _next(report: ExportReport, checkpoint: Path, options: ExportOptions) -> Seq
 
 
 def _print_plan(request: ExportRequest) -> None:
-    from ..exporter.export import dynamic_axes, open_request
+    from ..core.storage.outputs import check_outputs
+    from ..exporter.jobs.checkpoint import CheckpointJob, dynamic_axes, open_request
+    from ..exporter.jobs.steps import StepsJob
     from ..exporter.source.dynamic_axes import dynamic_specs
 
+    job = CheckpointJob(request) if request.mode == "full" else StepsJob(request)
+    check_outputs(job.outputs(), inputs=job.inputs(), overwrite=request.overwrite)
     if request.mode != "full":
         print_step_plan(request)
         return

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..exporter.export import ExportReport, export
+from ..exporter.export import export
+from ..exporter.export_report import ExportReport
 from ..exporter.options import Dtype, ExportRequest
 from ..runtime.session import Session, load
 from . import checkpoint_path, config_path, validation_path

@@ -78,8 +78,7 @@ def prepare(checkpoint: Path, folder: Path, positions: int | None = None) -> Fil
     import torch
 
     from localattn.exporter.checkpoint.load import load_state
-    from localattn.exporter.export import ExportRequest
-    from localattn.exporter.step_export import StepRequest, export_steps
+    from localattn.exporter.export import ExportRequest, export
 
     files = Files.in_folder(folder)
     configuration = json.loads(checkpoint.with_suffix(".json").read_text(encoding="utf-8"))
@@ -90,7 +89,7 @@ def prepare(checkpoint: Path, folder: Path, positions: int | None = None) -> Fil
         configuration["kwargs"]["max_seq_len"] = positions
     torch.save(state, files.checkpoint)
     files.checkpoint.with_suffix(".json").write_text(json.dumps(configuration), encoding="utf-8")
-    export_steps(StepRequest(ExportRequest(files.checkpoint, files.step), chunk=CHUNK))
+    export(ExportRequest(files.checkpoint, files.step, mode="step", chunk=CHUNK))
     return files
 
 

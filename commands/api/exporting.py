@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,10 @@ from .packages import packages_named
 if TYPE_CHECKING:
     from torch import nn
 
-    from ...exporter.export import ExportReport
+    from ...exporter.export_report import ExportReport
     from ...exporter.options import ExportRequest
-    from ...exporter.user_module.export_module import Inputs, Origin
+    from ...exporter.user_module.opened_module import Inputs
+    from ...exporter.user_module.origin import Origin
 
 Progress = Callable[[str], None]
 # Arguments of older releases → the argument and the value that replace them.
@@ -57,13 +58,8 @@ def export(given: ExportArguments) -> ExportReport:
     check_options(given.checkpoint, given)
     with packages_named():
         from ...exporter.export import export as run
-        from ...exporter.step_export import StepRequest, export_steps
 
-        request = export_request(given.checkpoint, given.output, given)
-        if request.mode == "full":
-            return run(request, given.progress)
-        report, *others = export_steps(StepRequest(request, request.mode, request.chunk), given.progress)
-        return replace(report, companion=others[0]) if others else report
+        return run(export_request(given.checkpoint, given.output, given), given.progress)
 
 
 def check_options(checkpoint: str | Path, options: ExportOptions) -> None:
@@ -127,7 +123,7 @@ def export_module(given: ModuleArguments) -> ExportReport:
         CheckFailed: a check found a fault; nothing was written.
     """
     with packages_named():
-        from ...exporter.user_module.export_module import export_module as run
+        from ...exporter.jobs.module import export_module as run
 
     options = ModuleOptions(**{**common(ModuleOptions, given), "dynamic": tuple(given.dynamic)})
     return run(given.module, given.inputs, given.output, options, origin=given.origin, progress=given.progress)

@@ -18,8 +18,9 @@ from .terminal.panels import MODULE
 if TYPE_CHECKING:
     from torch import nn
 
-    from ...exporter.export import ExportReport
-    from ...exporter.user_module.export_module import Inputs, Origin
+    from ...exporter.export_report import ExportReport
+    from ...exporter.user_module.opened_module import Inputs
+    from ...exporter.user_module.origin import Origin
     from ...exporter.user_module.replace import ReplacementReport
 
 
@@ -87,7 +88,7 @@ def export_users_module(
         output: the file to write; None for a name after the weights, or the function.
         dry_run: whether to stop before the export.
     """
-    from ...exporter.user_module.export_module import plan_module
+    from ...exporter.jobs.module import plan_module
     from ...runtime.inputs.arrays import load_arrays
     from ..api.exporting import export_module
 
@@ -133,8 +134,8 @@ def _named_after(weights: Path | None, factory: str | None) -> Path:
 
 def print_module(output: Path, outcome: ExportReport | ReplacementReport, *, as_json: bool) -> None:
     """Print the result of an export, or of a dry run."""
-    from ...exporter.export import ExportReport
-    from ...exporter.user_module.export_module import ModuleExportReport
+    from ...exporter.export_report import ExportReport
+    from ...exporter.jobs.module import ModuleExportReport
 
     if isinstance(outcome, ExportReport):
         if as_json:

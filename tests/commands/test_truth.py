@@ -16,7 +16,7 @@ from localattn.core.documents.sidecar import CheckRecord
 from localattn.core.storage.files import sha256
 from localattn.exporter.bisect.bisect import run_bisect
 from localattn.exporter.bisect.request import BisectRequest
-from localattn.exporter.convert import to_standard_ops
+from localattn.exporter.jobs.convert import to_standard_ops
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.verify import verify_bundle
 

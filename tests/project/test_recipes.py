@@ -23,7 +23,7 @@ from local_attention import LocalMHA, LocalTransformer
 from localattn import export, export_module
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed
-from localattn.exporter import convert
+from localattn.exporter.jobs import convert
 from localattn.exporter.artifact import publish
 
 folder = Path(sys.argv[1])

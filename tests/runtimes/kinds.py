@@ -13,9 +13,9 @@ from torch import nn
 
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
 
 from ..conftest import TINY, save_upstream
+from ..support.steps import export_steps
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="localattn-kinds-")
 # Matrices 32 wide, the least that is quantized; sequences of eight windows.
@@ -40,7 +40,7 @@ def _bias(folder: Path) -> Path:
 
 def _steps(folder: Path, class_name: str, kwargs: dict[str, Any], chunk: int, **options: Any) -> Path:
     request = ExportRequest(save_upstream(folder, class_name, kwargs), folder / "model.onnx", **options)
-    export_steps(StepRequest(request, chunk=chunk))
+    export_steps(request, chunk=chunk)
     return folder / "model.onnx"
 
 
@@ -72,7 +72,7 @@ class _Module(nn.Module):
 
 
 def _module(folder: Path) -> Path:
-    from localattn.exporter.user_module.export_module import export_module
+    from localattn.exporter.jobs.module import export_module
 
     torch.manual_seed(0)
     export_module(_Module(), [f"tokens:int64:[1,{_SEQUENCE}]"], folder / "model.onnx")

@@ -21,6 +21,7 @@ from localattn.core.geometry import WindowGeometry
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint, open_live
 from localattn.exporter.checks.sweep import fewer_sizes, shows
 from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.jobs.module import ModuleOptions, plan_module
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import family, observe
 from localattn.exporter.models.hugging_face.arguments import Layer, words
@@ -29,7 +30,6 @@ from localattn.exporter.models.hugging_face.family import describe
 from localattn.exporter.models.hugging_face.observe import Observation, Reach, Seen, read_reach
 from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
-from localattn.exporter.user_module.export_module import ModuleOptions, plan_module
 from localattn.runtime.inputs.size_sweep import sweep_sizes
 
 from ...conftest import Finished

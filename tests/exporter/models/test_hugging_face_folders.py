@@ -257,8 +257,9 @@ def test_a_checkpoint_that_is_written_while_it_is_exported_is_refused(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from localattn.exporter import export as exporter
+    from localattn.exporter.jobs import checkpoint
 
-    described = exporter.model_facts
+    described = checkpoint.model_facts
 
     def write_first(*given: Any) -> Any:
         with tiny.open("r+b") as stream:
@@ -266,7 +267,7 @@ def test_a_checkpoint_that_is_written_while_it_is_exported_is_refused(
             stream.write(b"\0")
         return described(*given)
 
-    monkeypatch.setattr(exporter, "model_facts", write_first)
+    monkeypatch.setattr(checkpoint, "model_facts", write_first)
     with pytest.raises(UsageError, match="changed while it was read"):
         exporter.export(exporter.ExportRequest(tiny, tmp_path / "model.onnx", checks="quick"))
     assert not (tmp_path / "model.onnx").exists()

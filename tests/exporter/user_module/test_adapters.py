@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from localattn.core.errors import UsageError
+from localattn.exporter.jobs.module import ModuleOptions, export_module, plan_module
 from localattn.exporter.user_module.adapters import refuse_adapters
-from localattn.exporter.user_module.export_module import ModuleOptions, export_module, plan_module
 
 from ...support.models.hugging_face import CASES, build
 

@@ -114,13 +114,11 @@ def test_int8_scales_span_the_batch(tmp_path: Path) -> None:
 
 def test_a_step_file_of_few_tokens_can_be_quantized(tmp_path: Path) -> None:
     """A logits matrix narrower than what is quantized: onnxruntime before 1.32 turned it and kept its old shape."""
-    from localattn.exporter.step_export import StepRequest, export_steps
+    from ...support.steps import export_steps
 
     wide = TINY | {"dim": 32, "dim_head": 16, "depth": 1}
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", wide)
-    report = export_steps(
-        StepRequest(ExportRequest(checkpoint, tmp_path / "s.onnx", weight_dtype="int8", checks="quick"))
-    )[0]
+    report = export_steps(ExportRequest(checkpoint, tmp_path / "s.onnx", weight_dtype="int8", checks="quick"))[0]
     assert {check.name: check.status for check in report.sidecar.checks}["parity"] == "passed"
     kinds = {node.op_type for node in onnx.load(report.path, load_external_data=False).graph.node}
     assert "MatMulInteger" in kinds

@@ -21,9 +21,8 @@ from local_attention import LocalMHA
 from localattn.core.errors import MissingDependency
 from localattn.core.tensorrt_versions import parse
 from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.jobs.module import export_module
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
-from localattn.exporter.user_module.export_module import export_module
 from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
 from localattn.plugins.library.facts import host_arch
 from localattn.runtime.engine.device import find_device_or_none
@@ -32,6 +31,7 @@ from ...simulators.cuda_stand_in import onnxruntime_gpu, release_of_gpu, stand_i
 from ...simulators.tensorrt_releases.releases import Release, child, installed, parts_of, run
 from ...support.models.engine_models import NODES, needs_plugin_tools, small_checkpoint, small_model
 from ...support.native.plugin_build import folder, program, small_library
+from ...support.steps import export_steps
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,7 +61,7 @@ def models() -> dict[str, Path]:
         export(ExportRequest(small_checkpoint(dtype), path / f"{name}.onnx", shapes=shapes, dtype=dtype, **options))
         return path / f"{name}.onnx"
 
-    export_steps(StepRequest(ExportRequest(small_checkpoint("fp16"), path / "step.onnx", dtype="fp16"), "step", 8))
+    export_steps(ExportRequest(small_checkpoint("fp16"), path / "step.onnx", dtype="fp16"), "step", 8)
     attention = {"dim": 32, "window_size": 8, "dim_head": 16, "heads": 2, "causal": True}
     export_module(LocalMHA(**attention, use_xpos=True), ["x:float32:[1,60,32]"], path / "xpos.onnx")
     # Long enough for a body in parts.

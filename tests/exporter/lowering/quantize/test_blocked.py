@@ -21,12 +21,12 @@ from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.lowering.quantize import blocked, blocks
 from localattn.exporter.lowering.quantize.blocks import BLOCK, round_in_blocks
-from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.onnx_graph.block_weights import in_standard_operators, packed, unpacked
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime.parity.runner import open_runner
 
 from ....conftest import TINY, Finished, save_upstream
+from ....support.steps import export_steps
 
 # Its feed-forward is 170 wide: five blocks and ten rows of a sixth.
 WIDE = TINY | {"dim": 64, "dim_head": 32, "num_tokens": 64, "depth": 1}
@@ -190,7 +190,7 @@ def test_what_does_not_go_together_is_refused(
         done = localattn("export", wide, "-o", target, "--weight-dtype", "int4", *options)
         assert done.code == 2 and text in done.err, done.err
     with pytest.raises(UsageError, match="opset 21"):
-        export_steps(StepRequest(ExportRequest(wide, target, weight_dtype="int4", standard_ops=True)))
+        export_steps(ExportRequest(wide, target, weight_dtype="int4", standard_ops=True))
     done = localattn("convert", exported, "-o", target, "--standard-ops")
     assert done.code == 2 and "--opset 21" in done.err and not target.exists()
     narrow = save_upstream(tmp_path, "local_attention.LocalTransformer", TINY | {"dim": 8, "num_tokens": 9})
@@ -243,7 +243,7 @@ def test_step_and_prefill_files_share_the_matrices(localattn: Callable[..., Fini
 @pytest.mark.slow
 def test_standard_step_files_share_them_too(wide: Path, tmp_path: Path) -> None:
     request = ExportRequest(wide, tmp_path / "s.onnx", weight_dtype="int4", standard_ops=True, opset=21)
-    reports = export_steps(StepRequest(request, chunk=8))
+    reports = export_steps(request, chunk=8)
     assert len(list(tmp_path.glob("*.data"))) == 1
     for report in reports:
         assert {x.domain for x in OnnxFile.read(report.path).parse().opset_import} == {""}

@@ -17,10 +17,10 @@ from localattn.exporter.lowering.quantize.calibration import Calibration, kind_o
 from localattn.exporter.lowering.quantize.mixed_bits import Rounded, choose
 from localattn.exporter.lowering.quantize.on_text import rounding_on_text
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.text_inputs.tokens import open_tokens
 
 from ....conftest import save_upstream
+from ....support.steps import export_steps
 
 DEMO = next(Path(localattn.demo.__file__).parent.glob("*.safetensors"))
 
@@ -142,9 +142,7 @@ def test_moments_are_those_of_the_inputs_and_shared_where_the_input_is(monkeypat
 
 
 def test_step_and_chunk_files_hold_the_same_rounded_weights(tmp_path: Path) -> None:
-    report = export_steps(
-        StepRequest(ExportRequest(DEMO, tmp_path / "s.onnx", weight_dtype="int4", checks="quick"), chunk=16)
-    )[0]
+    report = export_steps(ExportRequest(DEMO, tmp_path / "s.onnx", weight_dtype="int4", checks="quick"), chunk=16)[0]
     assert any("rounded on" in note for note in report.notes)
     assert len(list(tmp_path.glob("*.data"))) == 1
 
