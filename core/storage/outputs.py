@@ -53,7 +53,7 @@ class Output(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """Outputs that were judged and are reserved, the files that are read meanwhile, and whether they may be replaced."""
+    """Outputs that were judged and are reserved, with the inputs and whether existing files are replaced."""
 
     outputs: tuple[Output, ...]
     inputs: frozenset[Path]

@@ -18,16 +18,16 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.documents.step_facts import StepFacts
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepVariant, ring_slots
+from localattn.exporter.artifact.publish import companion_path
 from localattn.exporter.export import ExportReport, ExportRequest
+from localattn.exporter.jobs.steps import open_steps
 from localattn.exporter.lowering import step_function
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.artifact.publish import companion_path
-from localattn.exporter.jobs.steps import open_steps
 from localattn.runtime import load
 
-from ..support.steps import export_steps
 from ..conftest import TINY, Finished, save_upstream
 from ..support.models.opsets import when_run
+from ..support.steps import export_steps
 
 MHA = {"dim": 16, "window_size": 4, "dim_head": 8, "heads": 2, "causal": True}
 ATTENTION = {"window_size": 4, "dim": 8, "causal": True}

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from localattn import export, export_module
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed
 from localattn.exporter.jobs import convert
-from localattn.exporter.artifact import publish
+from localattn.exporter import pipeline
 
 folder = Path(sys.argv[1])
 sizes = {"num_tokens": 17, "max_seq_len": 16, "dim": 16, "depth": 1, "dim_head": 8, "heads": 2}
@@ -47,7 +48,7 @@ def checks(kind):
         convert.to_standard_ops(folder / "checkpoint.onnx", path, overwrite=True, checks="quick")
     return {check.name: check.status for check in read_sidecar(path).checks}
 
-def forgetful(model, path, *rest, save=publish.save_model):
+def forgetful(model, path, *rest, save=pipeline.save_model):
     data = save(model, path, *rest)
     written = onnx.load(path, load_external_data=False)
     written.graph.node[0].name = ""
@@ -56,7 +57,7 @@ def forgetful(model, path, *rest, save=publish.save_model):
 
 KINDS = ("checkpoint", "steps", "module", "convert")
 found = {kind: checks(kind) for kind in KINDS}
-publish.save_model = convert.save_model = forgetful
+pipeline.save_model = forgetful
 faults = {}
 for kind in KINDS:
     try:
@@ -64,6 +65,34 @@ for kind in KINDS:
     except CheckFailed as error:
         faults[kind] = [error.what, error.why]
 print(json.dumps({"found": found, "faults": faults}))
+"""
+
+# Exports with the option that the recipe adds, in every way that there is.
+_OPTION = """
+import importlib.util, inspect, localattn
+from localattn.cli import command_line
+
+pipeline.save_model = forgetful.__kwdefaults__["save"]
+
+def told(name):
+    sidecar = read_sidecar(folder / name)
+    return [onnx.load(folder / name, load_external_data=False).producer_name, sidecar.options.get("producer_name")]
+
+export(folder / "m.pt", folder / "step.onnx", mode="step", producer_name="mine", **quick)
+export_module(module, ["x:float32:[1,16,16]"], folder / "own.onnx", producer_name="mine", **quick)
+typed = ["export", folder / "m.pt", "-o", folder / "typed.onnx", "--producer-name", "mine", "--checks", "quick"]
+command_line(("export",))([str(word) for word in typed], standalone_mode=False)
+spec = importlib.util.spec_from_file_location("generate", sys.argv[2])
+generate = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(generate)
+names = ("step", "step.prefill", "own", "typed", "checkpoint")
+parameters = [inspect.signature(function).parameters for function in (localattn.export, localattn.export_module)]
+print(json.dumps({
+    "told": {name: told(f"{name}.onnx") for name in names},
+    "annotations": [found["producer_name"].annotation for found in parameters],
+    "help": "producer_name: Name of the program" in localattn.export.__doc__,
+    "docs": " ".join(generate.page().split()),
+}))
 """
 
 
@@ -74,28 +103,64 @@ def recipe(title: str) -> list[str]:
     return re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)
 
 
-def test_a_check_of_every_export_is_a_file_and_a_row(tmp_path: Path) -> None:
+def insert(path: Path, pattern: str, added: str) -> None:
+    """Add lines below the first line that matches a pattern."""
+    text = path.read_text()
+    changed = re.sub(rf"(?m)^({pattern})$", lambda found: f"{found[1]}\n{added.rstrip()}", text, count=1)
+    assert changed != text, (path, pattern)
+    path.write_text(changed)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What a copy of the tree answers to which the recipes were applied."""
     pytest.importorskip("local_attention")
-    copy = tmp_path / "localattn"
+    folder = tmp_path_factory.mktemp("recipes")
+    copy = folder / "localattn"
     shutil.copytree(ROOT, copy, ignore=_NOT_COPIED)
-    file, row = recipe("Adding a check")
-    (copy / "exporter/checks/node_names.py").write_text(file)
-    table = copy / "exporter/checks/table.py"
-    text = table.read_text()
-    text = text.replace("from .outcome", "from .node_names import check_node_names\nfrom .outcome", 1)
-    table.write_text(re.sub(r"(?m)^(CHECKS: .*= \($)", rf"\1\n{row.rstrip()}", text, count=1))
-    assert table.read_text().count("check_node_names") == 2
+    _add_check(copy)
+    _add_option(copy)
     ran = subprocess.run(
-        [sys.executable, "-c", _DRIVER, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
+        [sys.executable, "-c", _DRIVER + _OPTION, str(folder), str(ROOT / "docs" / "generate.py")],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    answer = json.loads(ran.stdout.splitlines()[-1])
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+
+def _add_check(copy: Path) -> None:
+    file, row = recipe("Adding a check")
+    (copy / "exporter/checks/node_names.py").write_text(file)
+    table = copy / "exporter/checks/table.py"
+    insert(table, r"from \.loads .*", "from .node_names import check_node_names")
+    insert(table, r"CHECKS: .*= \(", row)
+
+
+def _add_option(copy: Path) -> None:
+    field, use = recipe("Adding an option of export")
+    insert(copy / "exporter/options.py", r'    """What a file to write is asked to be."""', f"\n{field}")
+    form = copy / "exporter/artifact/form.py"
+    text = form.read_text()
+    form.write_text(text.replace("    windows = [_window_facts", f"{use}    windows = [_window_facts", 1))
+    assert form.read_text() != text
+
+
+def test_a_check_of_every_export_is_a_file_and_a_row(answers: list[Any]) -> None:
+    answer = answers[0]
     assert [kind for kind, checks in answer["found"].items() if checks["node names"] == "passed"] == [*answer["found"]]
     assert len(answer["faults"]) == 4
     for what, why in answer["faults"].values():
         assert "node names" in what and "1 node(s) have no name" in why
+
+
+def test_an_option_of_export_is_a_field_and_its_use(answers: list[Any]) -> None:
+    answer = answers[1]
+    assert answer["told"].pop("checkpoint") == ["localattn", None]
+    mine = ["mine", "mine"]
+    assert answer["told"] == {"step": mine, "step.prefill": mine, "own": mine, "typed": mine}
+    assert answer["annotations"] == ["str", "str"] and answer["help"]
+    assert "- `--producer-name` TEXT: Name of the program that wrote the file" in answer["docs"]
