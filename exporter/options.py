@@ -281,7 +281,7 @@ class Sizes(ShapeRequest):
 class ModuleOptions(FileOptions):
     """How a module of the user's own is exported; its inputs name the axes."""
 
-    dynamic: Sequence[str] = ()
+    dynamic: Sequence[str] = option((), "Names of the axes that stay open.", "Shapes", typed="axes")
 
 
 @dataclass(frozen=True)
