@@ -16,6 +16,7 @@ import pytest
 
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
+from localattn.exporter.jobs import convert as conversion
 from localattn.exporter.jobs.convert import to_standard_ops
 from localattn.exporter.options import FileOptions
 from localattn.onnx_graph.facts import inspect_onnx
