@@ -25,7 +25,7 @@ from localattn.exporter.models.hugging_face.releases import CHANGES, changed_mea
 
 from ...conftest import Finished
 from ...support import run_folder
-from ...support.models.hugging_face import CASES, build
+from ...support.models.hugging_face import CASES, build, update_config
 
 transformers = pytest.importorskip("transformers")
 Command = Callable[..., Finished]
@@ -293,6 +293,24 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_refused(tmp_path: Path, m
     monkeypatch.setattr(load, "unwrap", swap_afterwards)
     with pytest.raises(UsageError, match="changed while it was read"):
         load_state(path)
+
+
+def test_a_configuration_is_parsed_once(mistral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the choice of a name, by what recognises the folder, and by what reads it; and again once it changed."""
+    from localattn.commands.api.exporting import export_request
+    from localattn.exporter.models.hugging_face import config
+    from localattn.exporter.options import ExportOptions
+
+    parsed, read_json = [], config.read_json
+    monkeypatch.setattr(config, "read_json", lambda path, *rest: parsed.append(path.name) or read_json(path, *rest))
+    config._parsed.cache_clear()
+    assert export_request(mistral, None, ExportOptions()).output == mistral / "model.onnx"
+    opened = open_checkpoint(mistral)
+    assert parsed == ["config.json"] and config.read_config(mistral) is not config.read_config(mistral)
+    config.read_config(mistral).clear()
+    assert config.read_config(mistral)["architectures"] == [opened.resolved.args.model_dump()["architecture"]]
+    update_config(mistral, {"vocab_size": 77})
+    assert config.read_config(mistral)["vocab_size"] == 77 and len(parsed) == 2
 
 
 # --- State beside the weights ----------------------------------------------------------------------------------------
