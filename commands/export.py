@@ -69,7 +69,10 @@ def export(
         raise typer.BadParameter("give a checkpoint, or --factory", param_hint="CHECKPOINT")
     check_options(checkpoint, options)
     if dry_run:
-        _print_plan(export_request(checkpoint, output, options))
+        with progress() as step:
+            step("Loading PyTorch")
+            request = export_request(checkpoint, output, options)
+        _print_plan(request)
         suggest("localattn", *_without_dry_run())
         return
     with progress() as step:

@@ -1,4 +1,4 @@
-"""An exported model on disk: the file, large weights beside it, and the facts both pipelines record about it."""
+"""An exported model on disk: the file, large weights beside it, and the move to their places."""
 
 from __future__ import annotations
 
