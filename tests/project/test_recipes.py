@@ -96,6 +96,53 @@ print(json.dumps({
 """
 
 
+# Runs a file in the runtime that the recipe adds, by the library and by commands, and asks the doctor for it.
+_RUNTIME_DRIVER = """
+import contextlib, io, json, sys
+import numpy as np
+import onnx.parser
+from localattn import load
+from localattn.cli import in_this_process
+from localattn.core.errors import LocalAttnError
+from localattn.doctor.abilities import judge
+from localattn.doctor.probes import PROBES
+from localattn.doctor.run_probes import run_probes
+
+path = sys.argv[1]
+graph = 'g (float[2,3] x) => (float[2,3] y) <float[3,3] w = {2,0,0, 0,2,0, 0,0,2}> { y = MatMul(x, w) }'
+onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {graph}'), path)
+session = load(path, runtime="toy")
+x = np.ones((2, 3), np.float32)
+answer = {"backend": session.backend, "sum": float(session.run({"x": x})["y"].sum()), "auto": load(path).backend}
+
+def ran(*arguments):
+    sys.argv, out = ["localattn", *arguments], io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        in_this_process()
+    return out.getvalue()
+
+from localattn.runtime.backends.toy.session import ToySession
+
+calls, execute = [], ToySession._execute
+ToySession._execute = lambda session, inputs: calls.append(inputs) or execute(session, inputs)
+shown = json.loads(ran("run", path, "--runtime", "toy", "--format", "json"))
+compared = json.loads(ran("parity", path, "--against", path, "--runtime", "toy", "--format", "json"))
+answer["run"], answer["parity"], answer["calls"] = shown["backend"], compared["passed"], len(calls)
+try:
+    load(path, "gpu", runtime="toy")
+except LocalAttnError as error:
+    answer["refused"] = [error.what, error.fix]
+try:
+    load(path, runtime="no")
+except LocalAttnError as error:
+    answer["known"] = error.fix
+findings = run_probes([probe for probe in PROBES if probe.name == "toy"])
+verdict = next(verdict for verdict in judge(findings) if verdict.ability.command == "run --runtime toy")
+answer["doctor"] = [findings[0].title, findings[0].status, verdict.able]
+print(json.dumps(answer))
+"""
+
+
 def recipe(title: str) -> list[str]:
     """The blocks below a heading of CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -112,18 +159,19 @@ def insert(path: Path, pattern: str, added: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What a copy of the tree answers to which the recipes were applied."""
-    pytest.importorskip("local_attention")
-    folder = tmp_path_factory.mktemp("recipes")
-    copy = folder / "localattn"
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package, to which each recipe is added."""
+    copy = tmp_path_factory.mktemp("recipes") / "localattn"
     shutil.copytree(ROOT, copy, ignore=_NOT_COPIED)
-    _add_check(copy)
-    _add_option(copy)
+    return copy
+
+
+def answers_of(driver: str, argument: Path, tree: Path) -> list[dict[str, Any]]:
+    """The JSON that a program prints, run with the changed copy of the package."""
     ran = subprocess.run(
-        [sys.executable, "-c", _DRIVER + _OPTION, str(folder), str(ROOT / "docs" / "generate.py")],
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        cwd=folder,
+        [sys.executable, "-c", driver, str(argument), str(ROOT / "docs" / "generate.py")],
+        env={**os.environ, "PYTHONPATH": str(tree.parent)},
+        cwd=tree.parent,
         capture_output=True,
         text=True,
         check=False,
@@ -132,35 +180,56 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
 
 
-def _add_check(copy: Path) -> None:
+@pytest.fixture(scope="module")
+def exports(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What exports answer with one more check and one more option."""
+    pytest.importorskip("local_attention")
     file, row = recipe("Adding a check")
-    (copy / "exporter/checks/node_names.py").write_text(file)
-    table = copy / "exporter/checks/table.py"
+    (tree / "exporter/checks/node_names.py").write_text(file)
+    table = tree / "exporter/checks/table.py"
     insert(table, r"from \.loads .*", "from .node_names import check_node_names")
     insert(table, r"CHECKS: .*= \(", row)
-
-
-def _add_option(copy: Path) -> None:
     field, use = recipe("Adding an option of export")
-    insert(copy / "exporter/options.py", r'    """What a file to write is asked to be."""', f"\n{field}")
-    form = copy / "exporter/artifact/form.py"
+    insert(tree / "exporter/options.py", r'    """What a file to write is asked to be."""', f"\n{field}")
+    form = tree / "exporter/artifact/form.py"
     text = form.read_text()
     form.write_text(text.replace("    windows = [_window_facts", f"{use}    windows = [_window_facts", 1))
     assert form.read_text() != text
+    return answers_of(_DRIVER + _OPTION, tmp_path_factory.mktemp("exports"), tree)
 
 
-def test_a_check_of_every_export_is_a_file_and_a_row(answers: list[Any]) -> None:
-    answer = answers[0]
+def test_a_check_of_every_export_is_a_file_and_a_row(exports: list[dict[str, Any]]) -> None:
+    answer = exports[0]
     assert [kind for kind, checks in answer["found"].items() if checks["node names"] == "passed"] == [*answer["found"]]
     assert len(answer["faults"]) == 4
     for what, why in answer["faults"].values():
         assert "node names" in what and "1 node(s) have no name" in why
 
 
-def test_an_option_of_export_is_a_field_and_its_use(answers: list[Any]) -> None:
-    answer = answers[1]
+def test_an_option_of_export_is_a_field_and_its_use(exports: list[dict[str, Any]]) -> None:
+    answer = exports[1]
     assert answer["told"].pop("checkpoint") == ["localattn", None]
     mine = ["mine", "mine"]
     assert answer["told"] == {"step": mine, "step.prefill": mine, "own": mine, "typed": mine}
     assert answer["annotations"] == ["str", "str"] and answer["help"]
     assert "- `--producer-name` TEXT: Name of the program that wrote the file" in answer["docs"]
+
+
+def test_a_runtime_is_a_folder_and_a_row(tree: Path, tmp_path: Path) -> None:
+    *files, row = recipe("Adding a runtime")
+    folder = tree / "runtime/backends/toy"
+    folder.mkdir()
+    for name, text in zip(("package.py", "session.py", "backend.py"), files, strict=True):
+        (folder / name).write_text(text)
+    (folder / "__init__.py").write_text('"""A toy."""\n')
+    table = tree / "runtime/backends/registry.py"
+    changed = re.sub(r"(?m)^(ROWS = \{\n)((?: .*\n)+)", rf"\1\2{row}", table.read_text(), count=1)
+    assert changed != table.read_text()
+    table.write_text(changed)
+    (answer,) = answers_of(_RUNTIME_DRIVER, tmp_path / "model.onnx", tree)
+    assert (answer["backend"], answer["sum"], answer["auto"]) == ("toy", 12.0, "onnxruntime")
+    assert (answer["run"], answer["parity"]) == ("toy", True)
+    assert answer["calls"] == 1 + 3  # `run` and the three seeds of `parity`, whose reference is onnxruntime
+    assert answer["refused"] == ["There is no provider 'gpu' for the toy.", "Known: auto, cpu."]
+    assert answer["known"].startswith("Known: auto, onnxruntime, openvino, toy;")
+    assert answer["doctor"] == ["the toy", "ok", True]
