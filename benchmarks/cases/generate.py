@@ -95,11 +95,11 @@ def prepare(checkpoint: Path, folder: Path, positions: int | None = None) -> Fil
 
 def write_full(files: Files, length: int) -> None:
     """The file that recomputes everything, of a static length."""
-    from localattn.exporter.artifact.form import EXTERNAL_DATA_FROM
     from localattn.exporter.artifact.publish import save_model
     from localattn.exporter.export import ExportRequest, open_request
     from localattn.exporter.lowering import functions, trace
     from localattn.exporter.models.family import ShapeRequest
+    from localattn.exporter.options import EXTERNAL_DATA_FROM
 
     request = ExportRequest(files.checkpoint, files.full(length), shapes=ShapeRequest(seq_len=length))
     model = trace.trace(open_request(request)[1], request.dtype, request.opset)

@@ -69,7 +69,7 @@ def test_a_step_file_is_fed_call_by_call(tmp_path: Path) -> None:
     from localattn.exporter.export import ExportRequest
     from localattn.exporter.models.family import ShapeRequest
 
-    from ...support.steps import export_steps
+    from ....support.steps import export_steps
 
     checkpoint = tmp_path / "model.pt"
     torch.save(torch.load(exported("AFT").with_suffix(".pt")), checkpoint)
