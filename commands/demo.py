@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..core.storage.file_kinds import FOLDER
-from .export import Dtype
+from ..exporter.options import Dtype
 from .parts.console import bytes_text, print_checks, print_json, progress, say, say_text, suggest
 from .parts.options import FormatOption, finite, seed_option
 from .parts.paths import ForceOption, OutputPath

@@ -136,10 +136,7 @@ def generate(
         ids = [folder.bos]  # as transformers begins a text without a prompt
     if tokenizer is not None:
         _check_rows(ids, tokenizer, generator.vocabulary)
-    if generator.session.missing_prefill:
-        warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
-    for line in (*generator.session.notes, *folder.notes):
-        warn(f"{in_flags(line)}.")
+    _warn(generator, model, folder.notes)
     limit = _default_limit(generator, folder, len(ids)) if max_tokens is None else max_tokens
     settings |= {"seed": seed, **folder.ending(tokenizer)}
     shown = echo and output_format == "console"
@@ -155,6 +152,15 @@ def generate(
         suggest("localattn", "bench", model)
     if run.finish == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _warn(generator: Generator, model: Path, notes: Sequence[str]) -> None:
+    """Warn of a prefill file that is not there, and of what the folder and the session say."""
+    missing = generator.session.missing_prefill
+    if missing:
+        warn(f"{missing} is not beside {model.name}: the prompt is read token by token.")
+    for line in (*generator.session.notes, *notes):
+        warn(f"{in_flags(line)}.")
 
 
 def _default_limit(generator: Generator, folder: FolderDefaults, prompt: int) -> int:

@@ -16,7 +16,7 @@ from .parts.console import print_checks, print_notes, progress, say, suggest, wa
 from .parts.options import EntryOption, RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
-from .parts.report_output import OutputOption, ReportFormatOption, choose, show
+from .parts.report_output import Destination, OutputOption, ReportFormatOption, choose, show
 from .parts.terminal.controls import print_table
 
 if TYPE_CHECKING:
@@ -125,6 +125,15 @@ def parity(
             )
             for model in models
         ]
+    passed = _show(destination, reports)
+    if destination.shows_console:
+        suggest(*_next(models[0], against, passed))
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _show(destination: Destination, reports: list[ParityReport]) -> bool:
+    """Show the reports, and return whether every file passed."""
     print_notes(dict.fromkeys(line for report in reports for line in report.notes))
     passed = all(report.passed for report in reports)
     files = [report.to_dict() for report in reports]
@@ -132,10 +141,7 @@ def parity(
     show(destination, "parity", document, lambda: _print_reports(reports))
     for line in dict.fromkeys(line for report in reports for line in report.warnings):
         warn(line)
-    if destination.shows_console:
-        suggest(*_next(models[0], against, passed))
-    if not passed:
-        raise typer.Exit(1)
+    return passed
 
 
 def _next(model: Path, against: Path | None, passed: bool) -> Sequence[object]:

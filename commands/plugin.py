@@ -20,8 +20,11 @@ from .parts.plugins.options import Backend, Fp32Products
 from .parts.terminal.help import Group
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..core.storage.library_store import Library
     from ..plugins.kernel.compile import AnySpec
+    from ..plugins.kernel.targets import Target
     from ..plugins.library.facts import Arch, LibraryFacts
     from ..plugins.library.registry import Backend as RegistryBackend
     from ..plugins.library.registry import RegistryFacts
@@ -75,10 +78,8 @@ def build(
     library has PTX for later GPUs besides the machine code of its targets. For onnxruntime it needs the C++ compiler.
     """
     from ..core.storage.library_store import prepare_cache
-    from ..plugins.compilers import find_compiler
     from ..plugins.kernel.targets import target as target_called
-    from ..plugins.library.build import build_library, up_to_date
-    from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+    from ..plugins.library.build import up_to_date
     from ..plugins.library.selection import default_targets, every_kernel
 
     if backend == "onnxruntime":
@@ -88,18 +89,7 @@ def build(
         plugin_cpu.build(output, _arch(arch), force=force, as_json=output_format == "json")
         return
     models = models or []
-    if models and (dtype or head_dim):
-        raise UsageError(
-            "--dtype and --head-dim cannot be combined with models.",
-            why="Models say themselves what they need.",
-            fix="Leave out the one or the other.",
-        )
-    if fp32_products != "ieee" and output is None:
-        raise UsageError(
-            f"A library with --fp32-products {fp32_products} needs --output.",
-            why="Commands take libraries of the cache by themselves, and their numbers are those of fp32.",
-            fix="Give --output, and name the library with --plugin-library.",
-        )
+    _refuse_contradictions(named=bool(models), chosen=bool(dtype or head_dim), products=fp32_products, output=output)
     chosen_arch = _arch(arch)
     targets = [target_called(name) for name in _split(target)] or default_targets(chosen_arch)
     if models:
@@ -111,19 +101,7 @@ def build(
     if facts is not None:
         note(f"{path} is up to date; --force builds it again.")
     else:
-        note(f"TensorRT headers {find_tensorrt_headers(chosen_arch).describe()}")
-        note(f"CUDA headers {find_cuda_headers(chosen_arch).describe()}")
-        note(f"Compiler {find_compiler(chosen_arch).version}")
-        with progress() as step:
-            facts = build_library(
-                path,
-                specs=specs,
-                targets=targets,
-                arch=chosen_arch,
-                overwrite=force or output is None,
-                jobs=jobs,
-                progress=step,
-            )
+        facts = _built(path, specs, targets, chosen_arch, overwrite=force or output is None, jobs=jobs)
     if output is not None:
         note(f"Nothing loads {path} by itself: name it with --plugin-library {path}, or build without --output.")
     if output_format == "json":
@@ -131,6 +109,49 @@ def build(
     else:
         _print_library(facts)
         suggest("localattn", "plugin", "check", *([] if output is None else [output]))
+
+
+def _refuse_contradictions(*, named: bool, chosen: bool, products: str, output: Path | None) -> None:
+    """Refuse options of `plugin build` that contradict each other.
+
+    Args:
+        named: whether models are given.
+        chosen: whether kernels are chosen by type or head size.
+        products: how fp32 is multiplied.
+        output: the library to write; None for one in the cache.
+
+    Raises:
+        UsageError: some do.
+    """
+    if named and chosen:
+        raise UsageError(
+            "--dtype and --head-dim cannot be combined with models.",
+            why="Models say themselves what they need.",
+            fix="Leave out the one or the other.",
+        )
+    if products != "ieee" and output is None:
+        raise UsageError(
+            f"A library with --fp32-products {products} needs --output.",
+            why="Commands take libraries of the cache by themselves, and their numbers are those of fp32.",
+            fix="Give --output, and name the library with --plugin-library.",
+        )
+
+
+def _built(
+    path: Path, specs: Sequence[AnySpec], targets: Sequence[Target], arch: Arch, *, overwrite: bool, jobs: int | None
+) -> LibraryFacts:
+    """Build the library for TensorRT, and say with what."""
+    from ..plugins.compilers import find_compiler
+    from ..plugins.library.build import build_library
+    from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+
+    note(f"TensorRT headers {find_tensorrt_headers(arch).describe()}")
+    note(f"CUDA headers {find_cuda_headers(arch).describe()}")
+    note(f"Compiler {find_compiler(arch).version}")
+    with progress() as step:
+        return build_library(
+            path, specs=specs, targets=targets, arch=arch, overwrite=overwrite, jobs=jobs, progress=step
+        )
 
 
 @app.command()

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..exporter.export import ExportReport, ExportRequest, export
+from ..exporter.export import export
+from ..exporter.export_report import ExportReport
+from ..exporter.options import Dtype, ExportRequest
 from ..runtime.session import Session, load
 from . import checkpoint_path, config_path, validation_path
 
@@ -33,7 +35,7 @@ class DemoResult:
 
 
 def run_demo(
-    folder: Path, rows: int, progress: Callable[[str], None], *, dtype: str = "fp32", overwrite: bool = False
+    folder: Path, rows: int, progress: Callable[[str], None], *, dtype: Dtype = "fp32", overwrite: bool = False
 ) -> DemoResult:
     """Export into `folder` in an element type and measure the file on `rows` rows of held-out text.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...core.documents.report import Report
     from ...core.documents.sidecar import CheckRecord, Sidecar
     from ...core.errors import LocalAttnError
-    from ...exporter.export import ExportReport
+    from ...exporter.export_report import ExportReport
     from ...onnx_graph.facts import OnnxFacts
 
 

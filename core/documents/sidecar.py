@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from ..errors import UsageError
 from ..geometry import WindowGeometry
@@ -96,6 +96,10 @@ def class_title(class_name: str, kwargs: Mapping[str, Any]) -> str:
     return f"transformers.{architecture}" if isinstance(architecture, str) else class_name
 
 
+# Options of an export by the names that files of older releases have → today's names.
+_OLD_OPTIONS = {"weights": "weight_dtype", "attention": "attention_dtype"}
+
+
 class Sidecar(Facts):
     """Facts of an exported model.
 
@@ -106,7 +110,7 @@ class Sidecar(Facts):
             ("package.module:function"); JSON key `class`.
         kwargs: its arguments.
         hyper_connections: release of hyper-connections whose numbers the export reproduces.
-        options: settings of the export that are no arguments of the class (AFTLocal's causal).
+        options: options of the export that differ from their defaults, by their names (`exporter/options.py`).
         inputs: inputs of the graph, in order.
         outputs: outputs of the graph, in order.
         seq_len: tokens a sequence; where the length is dynamic, the longest.
@@ -155,6 +159,14 @@ class Sidecar(Facts):
     created: str
     checks: list[CheckRecord] = Field(default_factory=list)
     unproven: list[str] = Field(default_factory=list)
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _rename_old_options(cls, options: object) -> object:
+        """Give options of older releases today's names."""
+        if not isinstance(options, dict):
+            return options
+        return {_OLD_OPTIONS.get(name, name): value for name, value in options.items()}
 
     @property
     def title(self) -> str:

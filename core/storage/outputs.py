@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,22 @@ class Output(NamedTuple):
         return [self, Output(sidecar_path(self.path), SIDECAR)] if self.kind.facts else [self]
 
 
+class _Judged(NamedTuple):
+    """Outputs that were judged and are reserved, with the inputs and whether existing files are replaced."""
+
+    outputs: tuple[Output, ...]
+    inputs: frozenset[Path]
+    overwrite: bool
+
+    def covers(self, output: Output, inputs: Iterable[Path], overwrite: bool) -> bool:
+        """Return whether an output was judged as it would be now."""
+        return output in self.outputs and self.inputs.issuperset(inputs) and self.overwrite == overwrite
+
+
+# What the blocks around this one have judged and reserved: a command, and the function that it calls.
+_judged: ContextVar[Sequence[_Judged]] = ContextVar("judged", default=())
+
+
 @contextmanager
 def writing(*outputs: Output, inputs: Iterable[Path] = (), overwrite: bool = False) -> Iterator[Path]:
     """Reserve outputs until the block ends, and give the folder beside the last one to prepare them in.
@@ -88,22 +105,25 @@ def reserved(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrit
         UsageError: as `check_outputs`; or another process writes one of them, or their folders cannot be written.
     """
     inputs = list(inputs)
-    check_outputs(outputs, inputs=inputs, overwrite=overwrite)
+    judged = [*_judged.get(), _Judged(tuple(outputs), frozenset(inputs), overwrite)]
+    new = [output for output in outputs if not any(x.covers(output, inputs, overwrite) for x in judged[:-1])]
+    check_outputs(new, inputs=inputs, overwrite=overwrite)
     with ExitStack() as stack:
         folders = {}
         for path in sorted({file.path for output in outputs for file in output.files()}):
             folders[path] = stack.enter_context(work_folder(path))
-        check_outputs(outputs, inputs=inputs, overwrite=overwrite)  # another process may have written meanwhile
+        check_outputs(new, inputs=inputs, overwrite=overwrite)  # another process may have written meanwhile
 
         def look(target: Path) -> None:
-            mine = [output for output in outputs if target in (file.path for file in output.files())]
-            check_outputs(mine, inputs=inputs, overwrite=overwrite)
+            files = [file for output in outputs for file in output.files() if file.path == target]
+            _check_files(files, inputs=inputs, overwrite=overwrite)
 
-        token = last_look.set(look)
+        tokens = last_look.set(look), _judged.set(judged)
         try:
             yield folders[outputs[-1].path]
         finally:
-            last_look.reset(token)
+            last_look.reset(tokens[0])
+            _judged.reset(tokens[1])
 
 
 def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrite: bool = False) -> None:
@@ -118,10 +138,14 @@ def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), ove
         UsageError: a name of another kind, or too long; no such folder; a target that is no regular file; an input, or
             a file of another kind, whatever `overwrite` says; an existing file without `overwrite`; one file twice.
     """
-    read = {same: path for given in inputs for path in (given, *beside(given)) if (same := _identity(path))}
     for output in outputs:
         _check_name(*output)
-    files = [file for output in outputs for file in output.files()]
+    _check_files([file for output in outputs for file in output.files()], inputs=inputs, overwrite=overwrite)
+
+
+def _check_files(files: Sequence[Output], *, inputs: Iterable[Path], overwrite: bool) -> None:
+    """Check the files to write one by one, as `check_outputs` does with those of its outputs."""
+    read = {same: path for given in inputs for path in (given, *beside(given)) if (same := _identity(path))}
     seen: set[Path] = set()
     for path, kind in files:
         _check_name(path, kind)

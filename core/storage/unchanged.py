@@ -37,7 +37,7 @@ class Unchanged:
         Raises:
             UsageError: a file cannot be looked at.
         """
-        self._known |= {path: _identity(path) for path in paths if path not in self._known}
+        self._known |= {path: identity(path) for path in paths if path not in self._known}
 
     def check(self) -> None:
         """Look again.
@@ -46,7 +46,7 @@ class Unchanged:
             UsageError: a file is another one than before, or has other contents.
         """
         for path, known in self._known.items():
-            if _identity(path) != known:
+            if identity(path) != known:
                 raise UsageError(
                     f"{path} changed while it was read.",
                     why="Its weights and its SHA-256 would be those of two different files.",
@@ -66,7 +66,12 @@ def unchanged(paths: Iterable[Path] = ()) -> Iterator[Unchanged]:
     files.check()
 
 
-def _identity(path: Path) -> Identity:
+def identity(path: Path) -> Identity:
+    """Return the identity of a file; links are followed.
+
+    Raises:
+        UsageError: the file cannot be looked at.
+    """
     try:
         found = path.stat()
     except (OSError, ValueError) as error:

@@ -1,54 +1,18 @@
-"""What a file to write is asked to be, and the form a traced model is written in: with functions, or without."""
+"""The form a traced model is written in: with functions, or without."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from ...core.documents.sidecar import WindowFacts
-from ...core.errors import UsageError
 from ...core.nodes.attention import geometry_of
-from ...core.versions import DEFAULT_OPSET
 from ...onnx_graph.standard_ops import rewrite
-from ..checks.options import CheckOptions
+from ..options import FileOptions
 from .serialize import message
-
-# A protobuf message is limited to 2 GiB; some room is left for the graph itself.
-EXTERNAL_DATA_FROM = 1_900_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileOptions(CheckOptions):
-    """Options of a file to write, in addition to those of its checks.
-
-    Args:
-        opset: ONNX opset.
-        function_body: store the attention node's ONNX function in the file; without it only a runtime with a
-            plugin or a kernel for the node can run the file (TensorRT 10.3 needs a file without it).
-        standard_ops: write standard operators alone, no functions (`onnx_graph.standard_ops`).
-        overwrite: replace an existing file.
-        external_data_from: size of the weights in bytes from which they go into a file of their own.
-        golden: an .npz of inputs and of the outputs that the user's own model computed from them.
-    """
-
-    opset: int = DEFAULT_OPSET
-    function_body: bool = True
-    standard_ops: bool = False
-    overwrite: bool = False
-    external_data_from: int = EXTERNAL_DATA_FROM
-    golden: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.standard_ops and not self.function_body:
-            raise UsageError(
-                "standard_ops=True and function_body=False contradict each other.",
-                why="A file in standard operators computes the attention in them.",
-                fix="Leave one of them out.",
-            )
 
 
 @dataclass(frozen=True)

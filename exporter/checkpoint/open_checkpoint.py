@@ -18,9 +18,9 @@ from ...core.storage.files import sha256
 from ...core.storage.mistaken import check_exists
 from ...core.storage.reading import check_plain
 from ...core.storage.unchanged import Unchanged, unchanged
-from ..models.family import ShapeRequest
 from ..models.forms import FolderContents, FolderFamily, FolderRequest, StepFamily
 from ..models.registry import CLASSES, detect_family, find_folder, read_live
+from ..options import ShapeRequest
 from ..source.source_model import SourceModel
 from ..source.upstream_class import upstream_module
 from .config import RawConfig, adds_residual_only, load_config
@@ -111,7 +111,7 @@ class OpenedCheckpoint:
 
 def open_checkpoint(
     path: Path,
-    config: Path | None = None,
+    config: str | Path | None = None,
     known: RawConfig | None = None,
     task: str | None = None,
     shapes: ShapeRequest | None = None,
@@ -156,7 +156,7 @@ def open_checkpoint(
         sizes = {"heads": shapes.heads, "dim_head": shapes.dim_head}
         overrides = {name: size for name, size in sizes.items() if size is not None}
     if config is not None or known is None:
-        config = find_config(path, config)
+        config = find_config(path, None if config is None else Path(config))
         known = load_config(config) if config is not None else None
         _log.info("configuration: %s", config or "none, all is inferred from the weights")
     resolved = infer_config(gather(loaded.state, known, overrides, loaded.settings))

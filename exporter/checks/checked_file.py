@@ -18,7 +18,7 @@ from ...core.documents.sidecar import CheckRecord
 from ...onnx_graph.without_weights import read_message
 from ...runtime.parity.golden import Golden
 from ...runtime.session import Session
-from .options import CheckOptions
+from ..options import CheckOptions
 
 Kind = Literal["checkpoint", "steps", "module", "convert"]
 

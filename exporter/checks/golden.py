@@ -24,7 +24,11 @@ Limits = Callable[[str, int], tuple[int, int | None]]
 
 
 def open_golden(
-    path: Path | None, inputs: Sequence[TensorSpec], outputs: Sequence[str], token_limit: int | None, limits: Limits
+    path: str | Path | None,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[str],
+    token_limit: int | None,
+    limits: Limits,
 ) -> Golden | None:
     """Read golden outputs, and refuse those that a file cannot be compared with, before work begins.
 
@@ -40,7 +44,7 @@ def open_golden(
     """
     if path is None:
         return None
-    golden = Golden.read(path)
+    golden = Golden.read(Path(path))
     for _ in golden.bind(inputs, outputs, token_limit, limits):
         pass
     return golden

@@ -23,7 +23,7 @@ from ...runtime.parity.inputs import WINDOWS_BEYOND, InputSet
 from ...runtime.parity.runner import StepRunner
 from ...runtime.session import Arrays, Session
 from ...runtime.text_inputs.rows import token_names
-from ..models.family import ShapeRequest
+from ..options import ShapeRequest
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from ..source.step_source import StepSource

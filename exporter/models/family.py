@@ -26,6 +26,8 @@ from ...core.dtypes import NUMPY_NAME
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
+from ..options import ShapeRequest as ShapeRequest
+from ..options import Sizes as Sizes
 from .arguments import Arguments
 from .inference import TensorShapes
 from .parts.float64 import Float64State
@@ -39,53 +41,6 @@ ArgsT = TypeVar("ArgsT", bound=Arguments)
 
 # The element types that matrices are stored and multiplied in.
 TORCH_DTYPE: Mapping[str, torch.dtype] = {short: getattr(torch, name) for short, name in NUMPY_NAME.items()}
-
-
-@dataclass(frozen=True)
-class ShapeRequest:
-    """The sizes and inputs that the user requests for the exported file; None means the model's own.
-
-    Args:
-        seq_len: sequence length `N`.
-        batch: batch size `B`.
-        heads: heads `H`, for the bare LocalAttention only.
-        dim_head: head size `D`, for the bare LocalAttention only.
-        mask: add the input `mask`, bool `[B, N]`, True = keep.
-        attn_bias: add the input `attn_bias`, `[H, w, K]`.
-        causal: AFTLocal only: the model was run with a causal mask.
-        full_mask: AFTLocal only: add the input `full_mask`, bool `[T, T]`; costs O(T²) time.
-        position_ids: Hugging Face models only: add the input `position_ids`, int64 `[B, N]`.
-        dynamic_length: the sequence length is dynamic, up to `seq_len`.
-        max_length: step files only: the largest number of positions in a sequence.
-    """
-
-    seq_len: int | None = None
-    batch: int = 1
-    heads: int | None = None
-    dim_head: int | None = None
-    mask: bool = False
-    attn_bias: bool = False
-    causal: bool = False
-    full_mask: bool = False
-    position_ids: bool = False
-    dynamic_length: bool = False
-    max_length: int | None = None
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes and inputs of the exported file, with every open choice of a `ShapeRequest` decided."""
-
-    seq_len: int
-    batch: int
-    heads: int
-    dim_head: int
-    mask: bool
-    attn_bias: bool
-    causal: bool = False
-    full_mask: bool = False
-    dynamic_length: bool = False
-    position_ids: bool = False
 
 
 @dataclass(frozen=True)

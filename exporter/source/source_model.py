@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,11 +25,12 @@ from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ..models.arguments import Arguments
-from ..models.family import TORCH_DTYPE, Arrays, ModelSpec, ShapeRequest, Sizes
+from ..models.family import TORCH_DTYPE, Arrays, ModelSpec
 from ..models.forms import StateDictFamily
 from ..models.inference import bounded
 from ..models.parts.float64 import Float64State
 from ..models.registry import CLASSES
+from ..options import ShapeRequest, Sizes
 from .upstream_class import fits, run
 
 
@@ -109,7 +110,7 @@ class SourceModel:
         Raises:
             UsageError: the model does not accept them.
         """
-        return self.at(ShapeRequest(**(asdict(self.shapes) | sizes)))
+        return self.at(replace(self.shapes, **sizes))
 
     @property
     def title(self) -> str:

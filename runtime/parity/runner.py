@@ -166,7 +166,7 @@ class FileRunner(Runner):
             UsageError: its facts name no such type.
         """
         if self.sidecar is not None:
-            usual = {"weights": self.sidecar.dtype, "attention": "fp32"}
+            usual = {"weight_dtype": self.sidecar.dtype, "attention_dtype": "fp32"}
             stated = {name: self.sidecar.options.get(name, dtype) for name, dtype in usual.items()}
             wrong = [name for name, dtype in stated.items() if dtype not in list(TOLERANCES)]  # of any JSON type
             if wrong:

@@ -16,9 +16,9 @@ import pytest
 
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
-from localattn.exporter import convert as conversion
-from localattn.exporter.artifact.form import FileOptions
-from localattn.exporter.convert import to_standard_ops
+from localattn.exporter.jobs import convert as conversion
+from localattn.exporter.jobs.convert import to_standard_ops
+from localattn.exporter.options import FileOptions
 from localattn.onnx_graph.facts import inspect_onnx
 from localattn.onnx_graph.standard_ops import rewrite, scan_states
 from localattn.runtime import open_step

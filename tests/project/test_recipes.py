@@ -24,8 +24,8 @@ from local_attention import LocalMHA, LocalTransformer
 from localattn import export, export_module
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed
-from localattn.exporter import convert
-from localattn.exporter.artifact import publish
+from localattn.exporter.jobs import convert
+from localattn.exporter import pipeline
 
 folder = Path(sys.argv[1])
 sizes = {"num_tokens": 17, "max_seq_len": 16, "dim": 16, "depth": 1, "dim_head": 8, "heads": 2}
@@ -34,7 +34,7 @@ torch.save(LocalTransformer(**sizes).state_dict(), folder / "m.pt")
 known = {"class": "local_attention.LocalTransformer", "kwargs": sizes, "hyper_connections": "0.4.11"}
 (folder / "m.json").write_text(json.dumps(known))
 module = LocalMHA(dim=16, window_size=4, causal=True, dim_head=8, heads=2).eval()
-quick = {"quick": True, "overwrite": True}
+quick = {"checks": "quick", "overwrite": True}
 
 def checks(kind):
     path = folder / f"{kind}.onnx"
@@ -45,10 +45,10 @@ def checks(kind):
     elif kind == "module":
         export_module(module, ["x:float32:[1,16,16]"], path, **quick)
     else:
-        convert.to_standard_ops(folder / "checkpoint.onnx", path, overwrite=True, quick=True)
+        convert.to_standard_ops(folder / "checkpoint.onnx", path, overwrite=True, checks="quick")
     return {check.name: check.status for check in read_sidecar(path).checks}
 
-def forgetful(model, path, *rest, save=publish.save_model):
+def forgetful(model, path, *rest, save=pipeline.save_model):
     data = save(model, path, *rest)
     written = onnx.load(path, load_external_data=False)
     written.graph.node[0].name = ""
@@ -57,7 +57,7 @@ def forgetful(model, path, *rest, save=publish.save_model):
 
 KINDS = ("checkpoint", "steps", "module", "convert")
 found = {kind: checks(kind) for kind in KINDS}
-publish.save_model = convert.save_model = forgetful
+pipeline.save_model = forgetful
 faults = {}
 for kind in KINDS:
     try:
@@ -65,6 +65,34 @@ for kind in KINDS:
     except CheckFailed as error:
         faults[kind] = [error.what, error.why]
 print(json.dumps({"found": found, "faults": faults}))
+"""
+
+# Exports with the option that the recipe adds, in every way that there is.
+_OPTION = """
+import importlib.util, inspect, localattn
+from localattn.cli import command_line
+
+pipeline.save_model = forgetful.__kwdefaults__["save"]
+
+def told(name):
+    sidecar = read_sidecar(folder / name)
+    return [onnx.load(folder / name, load_external_data=False).producer_name, sidecar.options.get("producer_name")]
+
+export(folder / "m.pt", folder / "step.onnx", mode="step", producer_name="mine", **quick)
+export_module(module, ["x:float32:[1,16,16]"], folder / "own.onnx", producer_name="mine", **quick)
+typed = ["export", folder / "m.pt", "-o", folder / "typed.onnx", "--producer-name", "mine", "--checks", "quick"]
+command_line(("export",))([str(word) for word in typed], standalone_mode=False)
+spec = importlib.util.spec_from_file_location("generate", sys.argv[2])
+generate = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(generate)
+names = ("step", "step.prefill", "own", "typed", "checkpoint")
+parameters = [inspect.signature(function).parameters for function in (localattn.export, localattn.export_module)]
+print(json.dumps({
+    "told": {name: told(f"{name}.onnx") for name in names},
+    "annotations": [found["producer_name"].annotation for found in parameters],
+    "help": "producer_name: Name of the program" in localattn.export.__doc__,
+    "docs": " ".join(generate.page().split()),
+}))
 """
 
 
@@ -149,7 +177,7 @@ values = {"vocab_size": 31, "width": 16, "heads": 2, "window": 4, "max_length": 
 weights = toy.Tagger(toy.TaggerArgs(**values)).state_dict()
 save_file({name: 2 * tensor for name, tensor in weights.items()}, folder / "tagger" / "model.safetensors")
 (folder / "tagger" / "config.json").write_text(json.dumps({"model_type": "toy", **values}))
-export(folder / "tagger", folder / "tagger.onnx", dynamic=[], quick=True)
+export(folder / "tagger", folder / "tagger.onnx", dynamic=[], checks="quick")
 written = read_sidecar(folder / "tagger.onnx")
 answers["toy"] = {
     "class": written.class_name,
@@ -183,10 +211,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def answer_of(driver: str, argument: Path, tree: Path) -> dict[str, Any]:
-    """The JSON that a program prints last, run with the changed copy of the package."""
+def answers_of(driver: str, argument: Path, tree: Path) -> list[dict[str, Any]]:
+    """The JSON that a program prints, run with the changed copy of the package."""
     ran = subprocess.run(
-        [sys.executable, "-c", driver, str(argument)],
+        [sys.executable, "-c", driver, str(argument), str(ROOT / "docs" / "generate.py")],
         env={**os.environ, "PYTHONPATH": str(tree.parent)},
         cwd=tree.parent,
         capture_output=True,
@@ -194,24 +222,42 @@ def answer_of(driver: str, argument: Path, tree: Path) -> dict[str, Any]:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
 
 
-def test_a_check_of_every_export_is_a_file_and_a_row(tree: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def exports(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What exports answer with one more check and one more option."""
     pytest.importorskip("local_attention")
     file, row = recipe("Adding a check")
     (tree / "exporter/checks/node_names.py").write_text(file)
     table = tree / "exporter/checks/table.py"
-    text = table.read_text()
-    text = text.replace("from .outcome", "from .node_names import check_node_names\nfrom .outcome", 1)
-    table.write_text(re.sub(r"(?m)^(CHECKS: .*= \($)", rf"\1\n{row.rstrip()}", text, count=1))
-    assert table.read_text().count("check_node_names") == 2
-    answer = answer_of(_DRIVER, tmp_path, tree)
+    insert(table, r"from \.loads .*", "from .node_names import check_node_names")
+    insert(table, r"CHECKS: .*= \(", row)
+    field, use = recipe("Adding an option of export")
+    insert(tree / "exporter/options.py", r'    """What a file to write is asked to be."""', f"\n{field}")
+    form = tree / "exporter/artifact/form.py"
+    text = form.read_text()
+    form.write_text(text.replace("    windows = [_window_facts", f"{use}    windows = [_window_facts", 1))
+    assert form.read_text() != text
+    return answers_of(_DRIVER + _OPTION, tmp_path_factory.mktemp("exports"), tree)
+
+
+def test_a_check_of_every_export_is_a_file_and_a_row(exports: list[dict[str, Any]]) -> None:
+    answer = exports[0]
     assert [kind for kind, checks in answer["found"].items() if checks["node names"] == "passed"] == [*answer["found"]]
     assert len(answer["faults"]) == 4
     for what, why in answer["faults"].values():
         assert "node names" in what and "1 node(s) have no name" in why
+
+
+def test_an_option_of_export_is_a_field_and_its_use(exports: list[dict[str, Any]]) -> None:
+    answer = exports[1]
+    assert answer["told"].pop("checkpoint") == ["localattn", None]
+    mine = ["mine", "mine"]
+    assert answer["told"] == {"step": mine, "step.prefill": mine, "own": mine, "typed": mine}
+    assert answer["annotations"] == ["str", "str"] and answer["help"]
+    assert "- `--producer-name` TEXT: Name of the program that wrote the file" in answer["docs"]
 
 
 def test_a_runtime_is_a_folder_and_a_row(tree: Path, tmp_path: Path) -> None:
@@ -225,7 +271,7 @@ def test_a_runtime_is_a_folder_and_a_row(tree: Path, tmp_path: Path) -> None:
     changed = re.sub(r"(?m)^(ROWS = \{\n)((?: .*\n)+)", rf"\1\2{row}", table.read_text(), count=1)
     assert changed != table.read_text()
     table.write_text(changed)
-    answer = answer_of(_RUNTIME_DRIVER, tmp_path / "model.onnx", tree)
+    (answer,) = answers_of(_RUNTIME_DRIVER, tmp_path / "model.onnx", tree)
     assert (answer["backend"], answer["sum"], answer["auto"]) == ("toy", 12.0, "onnxruntime")
     assert (answer["run"], answer["parity"]) == ("toy", True)
     assert answer["calls"] == 1 + 3  # `run` and the three seeds of `parity`, whose reference is onnxruntime
@@ -240,7 +286,8 @@ def models(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     pytest.importorskip("transformers", minversion="5.23")
     _add_type(tree)
     _add_family(tree)
-    return answer_of(_MODELS_DRIVER, tmp_path_factory.mktemp("models"), tree)
+    (answer,) = answers_of(_MODELS_DRIVER, tmp_path_factory.mktemp("models"), tree)
+    return answer
 
 
 def _add_type(copy: Path) -> None:

@@ -132,7 +132,7 @@ def _checkpoint(folder: Path) -> Path:
 
 def _with_weights(place: Place, model: Path, run: Run) -> None:
     checkpoint = _checkpoint(place.private.with_name("given"))
-    export(ExportRequest(checkpoint, place.folder / "m.onnx", external_data_from=0, quick=True))
+    export(ExportRequest(checkpoint, place.folder / "m.onnx", external_data_from=0, checks="quick"))
 
 
 def _write_config(place: Place, model: Path, run: Run) -> None:

@@ -25,9 +25,10 @@ from typer.models import ArgumentInfo, OptionInfo
 from localattn.cli import command_line
 from localattn.commands.parts.paths import InputPath, OutputPath, declared_paths
 from localattn.core.errors import UsageError
-from localattn.core.storage import file_kinds
+from localattn.core.storage import file_kinds, outputs
 from localattn.core.storage.file_kinds import Kind, contents_of
 from localattn.core.storage.outputs import Output, check_outputs, writing
+from localattn.exporter.jobs.convert import to_standard_ops
 
 from ..conftest import TINY, Finished, save_upstream
 
@@ -432,6 +433,43 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = save_upstream(tmp_path_factory.mktemp("made"), "local_attention.LocalTransformer", TINY)
     export(ExportRequest(checkpoint, checkpoint.with_suffix(".onnx"), seeds=(0,)))
     return checkpoint
+
+
+def test_an_output_is_judged_three_times(
+    made: Path, tmp_path: Path, localattn: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the door, once its name is reserved, and before the move; by the command or by the function, not by both."""
+    judged: list[str] = []
+    check = outputs._check_place
+
+    def count(path: Path, kind: Kind, read: Any) -> None:
+        judged.append(path.name)
+        check(path, kind, read)
+
+    monkeypatch.setattr(outputs, "_check_place", count)
+    ended = localattn("convert", made.with_suffix(".onnx"), "--standard-ops", "-o", tmp_path / "c.onnx", "-q")
+    assert ended.code == 0 and sorted(judged) == ["c.onnx"] * 3 + ["c.onnx.json"] * 3
+    judged.clear()
+    to_standard_ops(made.with_suffix(".onnx"), tmp_path / "f.onnx", checks="quick")
+    assert sorted(judged) == ["f.onnx"] * 3 + ["f.onnx.json"] * 3
+
+
+def test_a_reserved_output_is_judged_again_with_other_inputs_or_permission(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(
+        onnx.parser.parse_model(
+            '<ir_version: 9, opset_import: ["" : 20]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
+        ),
+        path,
+    )
+    output = Output(path, file_kinds.ONNX)
+    with writing(output, overwrite=True):
+        with pytest.raises(UsageError, match="exists"), writing(output):
+            pass
+        with pytest.raises(UsageError, match="reads it"), writing(output, inputs=[path], overwrite=True):
+            pass
+        with writing(output, overwrite=True):
+            pass
 
 
 WRITES: dict[str, tuple[int, list[str]]] = {

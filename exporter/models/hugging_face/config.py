@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....core.error_texts import argument, close_match, shown
 from ....core.errors import MissingDependency, UsageError
 from ....core.storage.reading import read_json
+from ....core.storage.unchanged import Identity, identity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -53,14 +56,19 @@ def is_hugging_face(folder: Path) -> bool:
     return not config.keys().isdisjoint(("architectures", "transformers_version"))
 
 
+@lru_cache(maxsize=2)
+def _parsed(path: Path, now: Identity) -> object:
+    return read_json(path, _MOST_BYTES, _FIX)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read `config.json`.
+    """Read `config.json`; a file that did not change is parsed once.
 
     Raises:
         UsageError: it cannot be read, or is no JSON object.
     """
     path = folder / CONFIG
-    found: object = read_json(path, _MOST_BYTES, _FIX)
+    found: object = copy.deepcopy(_parsed(path, identity(path)))
     if not isinstance(found, dict):
         raise UsageError(f"{path} is {shown(found)}.", why="A configuration is a JSON object.", fix=_FIX)
     return found

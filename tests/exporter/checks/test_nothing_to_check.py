@@ -22,7 +22,7 @@ from localattn.exporter.checks.growth import Growth, square_in
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
 from localattn.exporter.checks.parity import parity_record
 from localattn.exporter.checks.wide_integers import check_wide_integers
-from localattn.exporter.user_module.export_module import ModuleOptions, export_module
+from localattn.exporter.jobs.module import ModuleOptions, export_module
 from localattn.runtime.parity.compare import golden_record
 from localattn.runtime.parity.comparison import compare_arrays, unproven_outputs
 from localattn.runtime.parity.golden import Golden

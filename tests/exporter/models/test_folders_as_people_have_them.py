@@ -74,7 +74,7 @@ def test_the_file_computes_what_the_model_in_memory_computed(folder: Folder, tmp
     model = _written(case, folder, where)
     options = {"weight_dtype" if folder.precision.startswith("int") else "dtype": folder.precision}
     try:
-        report: Any = localattn.export(where, tmp_path / "m.onnx", quick=True, task=case.task, **options)
+        report: Any = localattn.export(where, tmp_path / "m.onnx", checks="quick", task=case.task, **options)
     except CheckFailed as error:
         assert folder.precision.startswith("int") and "parity" in f"{error.what} {error.why}", error
         return

@@ -21,6 +21,7 @@ from localattn.core.geometry import WindowGeometry
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint, open_live
 from localattn.exporter.checks.sweep import fewer_sizes, shows
 from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.jobs.module import ModuleOptions, plan_module
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import observe
 from localattn.exporter.models.hugging_face.arguments import Layer, words
@@ -31,7 +32,6 @@ from localattn.exporter.models.hugging_face.quirks import Quirks
 from localattn.exporter.models.hugging_face.reading import describe
 from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
-from localattn.exporter.user_module.export_module import ModuleOptions, plan_module
 from localattn.runtime.inputs.size_sweep import sweep_sizes
 
 from ...conftest import Finished
@@ -453,7 +453,7 @@ def test_large_models_are_compared_at_fewer_sizes() -> None:
 def test_a_file_shorter_than_its_window_is_not_proven(tmp_path: Path) -> None:
     """A lost window would not show in 16 tokens, of which each sees 15 before itself."""
     build(BY_NAME["mistral"], num_hidden_layers=1, max_position_embeddings=WINDOW).save_pretrained(tmp_path)
-    report = export(ExportRequest(tmp_path, tmp_path / "model.onnx", quick=True))
+    report = export(ExportRequest(tmp_path, tmp_path / "model.onnx", checks="quick"))
     parity = next(check for check in report.checks if check.name == "parity")
     assert parity.status == "not proven" and "16 tokens fit into 16" in parity.detail
     window = WindowGeometry.reaching(WINDOW - 1, 0)
@@ -466,7 +466,7 @@ def test_a_rotation_that_grows_is_exported_for_the_positions_that_the_model_has(
     """Up to them its frequencies do not change; beyond, plain onnxruntime refuses the sequence."""
     model = build(BY_NAME["mistral"], num_hidden_layers=1, max_position_embeddings=48, rope_parameters=GROWING)
     model.save_pretrained(tmp_path)
-    report = export(ExportRequest(tmp_path, tmp_path / "model.onnx", quick=True))
+    report = export(ExportRequest(tmp_path, tmp_path / "model.onnx", checks="quick"))
     assert any("positions below 48" in note for note in report.notes)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     ids = np.random.default_rng(0).integers(3, 128, (1, 49))

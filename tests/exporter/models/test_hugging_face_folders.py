@@ -26,7 +26,7 @@ from localattn.exporter.models.hugging_face.types import known, quirks_of
 
 from ...conftest import Finished
 from ...support import run_folder
-from ...support.models.hugging_face import CASES, build
+from ...support.models.hugging_face import CASES, build, update_config
 
 transformers = pytest.importorskip("transformers")
 Command = Callable[..., Finished]
@@ -261,8 +261,9 @@ def test_a_checkpoint_that_is_written_while_it_is_exported_is_refused(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from localattn.exporter import export as exporter
+    from localattn.exporter.jobs import checkpoint
 
-    described = exporter.model_facts
+    described = checkpoint.model_facts
 
     def write_first(*given: Any) -> Any:
         with tiny.open("r+b") as stream:
@@ -270,9 +271,9 @@ def test_a_checkpoint_that_is_written_while_it_is_exported_is_refused(
             stream.write(b"\0")
         return described(*given)
 
-    monkeypatch.setattr(exporter, "model_facts", write_first)
+    monkeypatch.setattr(checkpoint, "model_facts", write_first)
     with pytest.raises(UsageError, match="changed while it was read"):
-        exporter.export(exporter.ExportRequest(tiny, tmp_path / "model.onnx", quick=True))
+        exporter.export(exporter.ExportRequest(tiny, tmp_path / "model.onnx", checks="quick"))
     assert not (tmp_path / "model.onnx").exists()
 
 
@@ -293,6 +294,24 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_refused(tmp_path: Path, m
     monkeypatch.setattr(load, "unwrap", swap_afterwards)
     with pytest.raises(UsageError, match="changed while it was read"):
         load_state(path)
+
+
+def test_a_configuration_is_parsed_once(mistral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the choice of a name, by what recognises the folder, and by what reads it; and again once it changed."""
+    from localattn.commands.api.exporting import export_request
+    from localattn.exporter.models.hugging_face import config
+    from localattn.exporter.options import ExportOptions
+
+    parsed, read_json = [], config.read_json
+    monkeypatch.setattr(config, "read_json", lambda path, *rest: parsed.append(path.name) or read_json(path, *rest))
+    config._parsed.cache_clear()
+    assert export_request(mistral, None, ExportOptions()).output == mistral / "model.onnx"
+    opened = open_checkpoint(mistral)
+    assert parsed == ["config.json"] and config.read_config(mistral) is not config.read_config(mistral)
+    config.read_config(mistral).clear()
+    assert config.read_config(mistral)["architectures"] == [opened.resolved.args.model_dump()["architecture"]]
+    update_config(mistral, {"vocab_size": 77})
+    assert config.read_config(mistral)["vocab_size"] == 77 and len(parsed) == 2
 
 
 # --- State beside the weights ----------------------------------------------------------------------------------------

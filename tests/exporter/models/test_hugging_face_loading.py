@@ -162,7 +162,7 @@ def test_parity_sees_wrong_weights(fault: str, qwen3: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(weights, "whole_state", spoilt)
     with pytest.raises(CheckFailed, match="parity"):
-        export(ExportRequest(qwen3, tmp_path / "model.onnx", quick=True))
+        export(ExportRequest(qwen3, tmp_path / "model.onnx", checks="quick"))
     assert not (tmp_path / "model.onnx").exists()
 
 
@@ -202,7 +202,7 @@ def test_parity_sees_a_wrong_part_of_the_loading(
 
         monkeypatch.setattr(weights, "load_model", random)
     with pytest.raises(CheckFailed, match="parity"):
-        export(ExportRequest(folder, tmp_path / "model.onnx", quick=True))
+        export(ExportRequest(folder, tmp_path / "model.onnx", checks="quick"))
     assert wrong
 
 
@@ -263,7 +263,7 @@ def test_running_entries_of_a_configuration_do_not_stop_the_reference(qwen3: Pat
     shutil.copytree(qwen3, folder)
     entries = {"return_dict": False, "output_attentions": True, "output_hidden_states": True}
     _config(folder, entries | {"_attn_implementation": "flash_attention_2", "torch_dtype": "float16"})
-    export(ExportRequest(folder, tmp_path / "model.onnx", quick=True))
+    export(ExportRequest(folder, tmp_path / "model.onnx", checks="quick"))
     graph = onnx.load(tmp_path / "model.onnx").graph
     assert [x.name for x in graph.output] == ["logits"]
 

@@ -98,4 +98,4 @@ def test_long_windows_are_compared_beyond_their_edges(
 
     monkeypatch.setattr(Quirks, "read_layers", narrower)
     with pytest.raises(CheckFailed, match="parity"):
-        export(ExportRequest(tmp_path / "model", tmp_path / "narrow.onnx", quick=True))
+        export(ExportRequest(tmp_path / "model", tmp_path / "narrow.onnx", checks="quick"))

@@ -22,10 +22,10 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models import registry
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.forms import FolderFamily, FolderRequest
-from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime import load
 
 from ...conftest import Finished
+from ...support.steps import export_steps
 
 Command = Callable[..., Finished]
 CONFIG = {"model_type": "toy", "vocab_size": 31, "width": 16, "heads": 2, "window": 4, "max_length": 29}
@@ -125,7 +125,7 @@ def test_a_wrong_second_output_is_found(folder: Path, tmp_path: Path, monkeypatc
 def test_what_the_family_does_not_have_is_refused(folder: Path, tmp_path: Path) -> None:
     request = ExportRequest(folder, tmp_path / "x.onnx", shapes=ShapeRequest())
     with pytest.raises(UsageError, match="Tagger cannot run step by step"):
-        export_steps(StepRequest(request))
+        export_steps(request)
     with pytest.raises(UsageError, match=r"needs no config"):
         export(ExportRequest(folder, tmp_path / "x.onnx", config=folder / "config.json"))
     with pytest.raises(UsageError, match=r"needs no config"):

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from localattn.core.errors import UsageError
+from localattn.exporter.jobs.module import ModuleOptions, export_module, plan_module
 from localattn.exporter.user_module.adapters import refuse_adapters
-from localattn.exporter.user_module.export_module import ModuleOptions, export_module, plan_module
 
 from ...support.models.hugging_face import CASES, build
 
@@ -86,10 +86,10 @@ def test_the_advice_works(tmp_path: Path) -> None:
         wanted = adapted(**{name: torch.from_numpy(x) for name, x in inputs.items()}).logits.numpy()
     merged = adapted.merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
-    options = ModuleOptions(dynamic=("batch", "seq"), quick=True)
+    options = ModuleOptions(dynamic=("batch", "seq"), checks="quick")
     reports = [
         export_module(merged, inputs, tmp_path / "live.onnx", options),
-        export(ExportRequest(tmp_path / "merged", tmp_path / "model.onnx", quick=True)),
+        export(ExportRequest(tmp_path / "merged", tmp_path / "model.onnx", checks="quick")),
     ]
     import onnxruntime
 

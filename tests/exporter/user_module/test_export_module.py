@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, ExportFailed, UsageError
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
+from localattn.exporter.jobs.module import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.lowering import attention_facts, attention_function, functions, trace
 from localattn.exporter.models.local_attention import module
-from localattn.exporter.user_module.export_module import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.user_module.inputs import parse_input
 from localattn.runtime import load
 from localattn.runtime.inputs.size_sweep import sweep

@@ -21,15 +21,15 @@ from local_attention import LocalMHA
 from localattn.core.errors import MissingDependency
 from localattn.core.versions import parse
 from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.jobs.module import export_module
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
-from localattn.exporter.user_module.export_module import export_module
 from localattn.plugins.library.facts import host_arch
 from localattn.plugins.library.tensorrt_provider import rewrite_for_provider
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
 
 from ...support.models.engine_models import NODES, needs_plugin_tools, small_checkpoint, small_model
 from ...support.native.plugin_build import folder, program, small_library
+from ...support.steps import export_steps
 from ..simulators.cuda_stand_in import onnxruntime_gpu, release_of_gpu, stand_ins
 from ..simulators.tensorrt_releases.releases import Release, child, installed, parts_of, run
 
@@ -61,7 +61,7 @@ def models() -> dict[str, Path]:
         export(ExportRequest(small_checkpoint(dtype), path / f"{name}.onnx", shapes=shapes, dtype=dtype, **options))
         return path / f"{name}.onnx"
 
-    export_steps(StepRequest(ExportRequest(small_checkpoint("fp16"), path / "step.onnx", dtype="fp16"), "step", 8))
+    export_steps(ExportRequest(small_checkpoint("fp16"), path / "step.onnx", dtype="fp16"), "step", 8)
     attention = {"dim": 32, "window_size": 8, "dim_head": 16, "heads": 2, "causal": True}
     export_module(LocalMHA(**attention, use_xpos=True), ["x:float32:[1,60,32]"], path / "xpos.onnx")
     # Long enough for a body in parts.
@@ -75,7 +75,7 @@ def models() -> dict[str, Path]:
         "mask": exported("mask", shapes=ShapeRequest(batch=2, seq_len=61, mask=True)),
         "beside": exported("beside", external_data_from=0),
         "open": exported("open", "fp16", dynamic=("batch", "seq")),
-        "int8": exported("int8", weights="int8"),
+        "int8": exported("int8", weight_dtype="int8"),
         **{name: path / f"{name}.onnx" for name in ("step", "step.prefill", "xpos", "long")},
     }
 

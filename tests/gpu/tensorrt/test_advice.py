@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from localattn.exporter.convert import to_standard_ops
+from localattn.exporter.jobs.convert import to_standard_ops
 
 from ...conftest import Finished
 from ...support.models.engine_models import needs_rtx, small_model

@@ -226,11 +226,12 @@ def test_what_cannot_be_stepped_is_refused_before_the_gpu_is_looked_for(bench: B
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A step file of a LocalTransformer with its prefill file."""
     from localattn.exporter.export import ExportRequest
-    from localattn.exporter.step_export import StepRequest, export_steps
+
+    from ...support.steps import export_steps
 
     folder = tmp_path_factory.mktemp("step")
     checkpoint = save_upstream(folder, "local_attention.LocalTransformer", SMALL, "small.pt")
-    export_steps(StepRequest(ExportRequest(checkpoint, folder / "model_step.onnx"), "step", 8))
+    export_steps(ExportRequest(checkpoint, folder / "model_step.onnx"), "step", 8)
     return folder / "model_step.onnx"
 
 

@@ -118,7 +118,7 @@ def test_a_build_compares_what_it_built_with_its_file(folder: Path) -> None:
     assert absent.status == "skipped" and "did not both run" in absent.detail
 
 
-@pytest.mark.parametrize("option", ["weights", "attention"])
+@pytest.mark.parametrize("option", ["weight_dtype", "attention_dtype"])
 @pytest.mark.parametrize("value", [None, 8, [["int8"]], {"int8": 1}, "int7"], ids=str)
 def test_a_precision_that_is_none_is_refused(folder: Path, option: str, value: Any, localattn: Command) -> None:
     model, sidecar = folder / "model.onnx", sidecar_path(folder / "model.onnx")

@@ -15,13 +15,13 @@ import pytest
 from localattn.core.documents.step_facts import CacheFacts
 from localattn.core.errors import UsageError
 from localattn.exporter.export import ExportRequest
-from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.backends.onnxruntime.prefill_file import overwritten
 from localattn.runtime.generation.generator import Generator
 
 from ....support.models import step_model
 from ....support.models.hugging_face import STEPS, build
 from ....support.native.cpu_build import library
+from ....support.steps import export_steps
 
 GRAPH = """
 <ir_version: 9, opset_import: ["" : 17, "localattn" : 1]>
@@ -54,7 +54,7 @@ def step_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = next(case for case in STEPS if case.name == "gemma3_text")
     build(case, max_position_embeddings=256).save_pretrained(folder / "saved")
     path = folder / "model_step.onnx"
-    export_steps(StepRequest(ExportRequest(folder / "saved", path, shapes=ShapeRequest(batch=2)), chunk=24))
+    export_steps(ExportRequest(folder / "saved", path, shapes=ShapeRequest(batch=2)), chunk=24)
     return path
 
 

@@ -68,13 +68,14 @@ def test_a_step_file_is_fed_call_by_call(tmp_path: Path) -> None:
 
     from localattn.exporter.export import ExportRequest
     from localattn.exporter.models.family import ShapeRequest
-    from localattn.exporter.step_export import StepRequest, export_steps
+
+    from ....support.steps import export_steps
 
     checkpoint = tmp_path / "model.pt"
     torch.save(torch.load(exported("AFT").with_suffix(".pt")), checkpoint)
     (tmp_path / "model.json").write_text('{"class": "labml_nn.AFTLocal"}')
     request = ExportRequest(checkpoint, tmp_path / "step.onnx", shapes=ShapeRequest(causal=True))
-    export_steps(StepRequest(request, chunk=8))
+    export_steps(request, chunk=8)
     path = tmp_path / "step.onnx"
     report = run_file_parity(ParityRequest(path, path, seeds=(0,), atol=1e-5, rtol=1e-5, runtime="openvino"))
     assert report.passed

@@ -1,17 +1,9 @@
-"""`export_module`: write any nn.Module as a checked ONNX file in which upstream's layers are windowed attention.
-
-Every upstream layer gets its export-friendly forward; the rest is exported unchanged. The file is compared with the
-user's own unchanged module in eager mode; each replaced layer's window and memory are checked in the written file. The
-file appears whole and checked, or not at all.
-"""
+"""A module of the user's own, ready for export: its layers replaced, its inputs bound, its reference at hand."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import islice
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,37 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...core.documents.sidecar import CheckRecord, LayerFacts
+from ...core.documents.sidecar import LayerFacts
 from ...core.error_texts import argument
 from ...core.errors import ExportFailed, UsageError
-from ...core.progress import timed_steps
-from ...core.storage.file_kinds import ONNX
-from ...core.storage.outputs import Output, check_outputs, writing
-from ...core.tensors import BATCH, POSITION_IDS, SEQUENCE, TensorSpec
+from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ...runtime.inputs.arrays import check_drawable
 from ...runtime.inputs.size_sweep import sweep_sizes
-from ...runtime.parity.golden import Golden
 from ...runtime.parity.inputs import InputSet
-from ...runtime.parity.runner import SessionRunner
-from ..artifact.form import FileOptions, WrittenForm, written_form
-from ..artifact.publish import Part, finish_export
+from ..artifact.form import WrittenForm
 from ..artifact.serialize import message
-from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
 from ..checkpoint.tensors import check_finite
-from ..checks.checked_file import SequenceFile
-from ..checks.golden import check_golden, open_golden
 from ..checks.growth import Growth
-from ..checks.judged import Judged
-from ..checks.layers import check_growth, check_layer_memory, check_layer_windows
-from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, freest, graph_shapes
-from ..checks.sweep import check_joined_rows
-from ..checks.wide_integers import check_wide_integers, dynamic_sizes
-from ..export import ExportReport, ExportRequest, Progress, export, open_request
-from ..lowering import functions, trace
-from ..models.family import ShapeRequest
+from ..lowering import trace
+from ..options import ModuleOptions, recorded
 from ..source.dynamic_axes import LARGEST_BATCH
-from .adapters import refuse_adapters
 from .dynamic_axes import check_dynamic_axes
 from .inputs import (
     Arrays,
@@ -67,167 +43,20 @@ from .inputs import (
 )
 from .module_runner import Entry, ModuleRunner
 from .observe import AutocastSeen, refuse_autocast, working_copy
-from .replace import ReplacedLayer, ReplacementReport, replace_local_attention
-
-_log = logging.getLogger(__name__)
+from .origin import Origin
+from .replace import replace_local_attention
 
 Inputs = Sequence[ModuleInput | str] | Mapping[str, NDArray[Any] | Tensor]
 _SEEDS = (0, 1)
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a module came from, for the sidecar.
-
-    Args:
-        name: "package.module:function", or the class.
-        kwargs: the function's arguments.
-        weights: name of the checkpoint, "" without one.
-        weights_sha256: SHA-256 of the checkpoint.
-        notes: what was chosen while building the module.
-        warnings: choices between several sets of weights that nobody made.
-        entry: the entry of the checkpoint that was asked for; None where none was.
-    """
-
-    name: str
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    weights: str = ""
-    weights_sha256: str = ""
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    entry: str | None = None
-
-
-@dataclass(frozen=True)
-class ModuleOptions(FileOptions):
-    """How a module is exported, in addition to the options of every file; its inputs name the axes.
-
-    Args:
-        dynamic: names of the dynamic axes; empty for static shapes.
-        max_seq_len: longest sequence if that axis is dynamic; by default the example's.
-    """
-
-    dynamic: tuple[str, ...] = field(default=(), kw_only=True)
-    max_seq_len: int | None = field(default=None, kw_only=True)
-
-
-@dataclass(frozen=True)
-class ModuleExportReport(ExportReport):
-    """The result of exporting a module.
-
-    Args:
-        replacement: which upstream layers were replaced, and the module that was traced.
-    """
-
-    replacement: ReplacementReport = field(kw_only=True)
-
-
-@timed_steps(_log)
-def export_module(
-    module: nn.Module,
-    inputs: Inputs,
-    output: Path | str,
-    options: ModuleOptions | None = None,
-    *,
-    origin: Origin | None = None,
-    progress: Progress = lambda _: None,
-) -> ExportReport:
-    """Replace upstream's layers in a module, export it, check the file and move it to its place.
-
-    A Hugging Face model is exported as its folder would be.
-
-    Args:
-        module: the user's module; it is not changed.
-        inputs: arrays or tensors by argument name, or `name:dtype:[shape]` for each.
-        output: the ONNX file to write.
-        options: how to export; by default with the static shapes of the inputs.
-        origin: where the module came from, for the sidecar.
-        progress: called with the name of each step as it begins.
-
-    Raises:
-        UsageError: the module or the inputs cannot be used.
-        ExportFailed: PyTorch's exporter could not export it.
-        CheckFailed: a check found a fault; nothing was written.
-    """
-    options, output = options or ModuleOptions(), Path(output)
-    if torch.is_autocast_enabled("cpu"):
-        raise refuse_autocast("export_module was called", torch.get_autocast_dtype("cpu"))
-    refuse_adapters(module)
-    live = open_live(module)
-    if live is not None:
-        return export(_live_request(live, _listed(inputs), output, options), progress, live)
-    read = [] if options.golden is None else [options.golden]
-    with writing(Output(output, ONNX), inputs=read, overwrite=options.overwrite) as folder:
-        progress("Running the module")
-        job = ModuleJob(module, inputs, output, options, origin)
-        progress("Tracing the module")
-        golden = open_golden(options.golden, job.specs(), job.output_names, None, job.limits)
-        model = job.trace(job.replacement.module)
-        functions.attach_functions(model)
-        form = written_form(model, trace.attention_nodes(model), options)
-        part = Part(
-            output,
-            form,
-            checked=lambda staged: _ModuleFile(staged, job, form, golden, progress),
-            describe=lambda _: job.model_facts(),
-        )
-        (sidecar,) = finish_export([part], folder, options, progress)
-    return ModuleExportReport(output, sidecar, job.notes, doubts=job.origin.warnings, replacement=job.replacement)
-
-
-def _live_request(
-    checkpoint: OpenedCheckpoint, inputs: Sequence[ModuleInput], output: Path, options: ModuleOptions
-) -> ExportRequest:
-    """Return the request to export a live model of a family that is read from folders, at the sizes of the inputs.
-
-    Raises:
-        UsageError: the model has no such inputs.
-    """
-    name = checkpoint.loaded.path.name
-    positions = any(x.name == POSITION_IDS for x in inputs)
-    known = [spec.name for spec in checkpoint.source(ShapeRequest(position_ids=positions)).inputs("fp32")]
-    if not inputs or any(x.name not in known or len(x.shape) != 2 or x.shape != inputs[0].shape for x in inputs):
-        raise UsageError(
-            f"The inputs {', '.join(x.name for x in inputs)} do not fit.",
-            why=f"The file of a {name} takes {', '.join(known)}, each of the same two axes.",
-        )
-    batch, length = inputs[0].shape
-    return ExportRequest(
-        checkpoint=checkpoint.loaded.path,
-        output=output,
-        shapes=ShapeRequest(options.max_seq_len or length, batch, position_ids=positions),
-        dynamic=options.dynamic,
-        **{x.name: getattr(options, x.name) for x in fields(FileOptions)},
-    )
-
-
-def plan_module(
-    module: nn.Module, inputs: Inputs, output: Path, options: ModuleOptions, origin: Origin | None = None
-) -> ReplacementReport:
-    """Return which layers of a module would have a window in its file, after all that is refused before work begins.
-
-    Raises:
-        UsageError: the module or the inputs cannot be used.
-    """
-    refuse_adapters(module)
-    live = open_live(module)
-    if live is None:
-        return ModuleJob(module, inputs, output, options, origin).replacement
-    _, source = open_request(_live_request(live, _listed(inputs), output, options), live)
-    kind = f"{type(module).__module__}.{type(module).__qualname__}"
-    return ReplacementReport(
-        module,
-        [ReplacedLayer(layer, kind, view.geometry, ()) for view in source.window_views() for layer in view.layers],
-    )
-
-
-def _listed(inputs: Inputs) -> list[ModuleInput]:
+def listed_inputs(inputs: Inputs) -> list[ModuleInput]:
     """Return the inputs, in whatever form they are given."""
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
     return [parse_input(x) if isinstance(x, str) else x for x in parsed]
 
 
-def _check_request(module: nn.Module, inputs: Sequence[ModuleInput], output: Path, options: ModuleOptions) -> None:
+def _check_request(module: nn.Module, inputs: Sequence[ModuleInput], options: ModuleOptions) -> None:
     """Refuse an export that cannot succeed, whatever the module computes.
 
     Raises:
@@ -235,7 +64,6 @@ def _check_request(module: nn.Module, inputs: Sequence[ModuleInput], output: Pat
         MissingDependency: the inputs do not fit into memory.
     """
     trace.check_opset(options.opset)
-    check_outputs([Output(output, ONNX)], overwrite=options.overwrite)
     if not isinstance(module, nn.Module):
         raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
     if not inputs:
@@ -245,7 +73,7 @@ def _check_request(module: nn.Module, inputs: Sequence[ModuleInput], output: Pat
     check_drawable([x.spec() for x in inputs])
 
 
-class ModuleJob:
+class OpenedModule:
     """One export of a module, from its inputs to the facts about its file.
 
     It replaces the layers, and refuses an export that cannot succeed, before work begins.
@@ -253,7 +81,6 @@ class ModuleJob:
     Args:
         module: the user's module.
         inputs: its inputs, as `export_module` takes them.
-        output: the ONNX file to write.
         options: how to export.
         origin: where the module came from.
 
@@ -261,11 +88,9 @@ class ModuleJob:
         UsageError: the module or the inputs cannot be used.
     """
 
-    def __init__(
-        self, module: nn.Module, inputs: Inputs, output: Path, options: ModuleOptions, origin: Origin | None = None
-    ) -> None:
-        written = _listed(inputs)
-        _check_request(module, written, output, options)
+    def __init__(self, module: nn.Module, inputs: Inputs, options: ModuleOptions, origin: Origin | None = None) -> None:
+        written = listed_inputs(inputs)
+        _check_request(module, written, options)
         listed = name_axes(written, options.dynamic)
         self.module, self.options = module, options
         self.origin = origin or Origin(f"{type(module).__module__}.{type(module).__qualname__}")
@@ -437,7 +262,7 @@ class ModuleJob:
             "dynamic": list(self.options.dynamic),
             "dtype": "fp32",
             "layers": layers,
-            "options": {} if self.origin.entry is None else {"entry": self.origin.entry},
+            "options": recorded(self.options) | ({} if self.origin.entry is None else {"entry": self.origin.entry}),
             "checkpoint_sha256": self.origin.weights_sha256,
             "checkpoint_name": self.origin.weights,
         }
@@ -457,50 +282,3 @@ class ModuleJob:
             replace(x, shape=tuple(self.sizes.get(axis, size) for size, axis in zip(x.shape, x.axes, strict=True)))
             for x in self.inputs
         ]
-
-
-class _ModuleFile(SequenceFile):
-    """The written file of a user's own module."""
-
-    kind = "module"
-
-    def __init__(
-        self, path: Path, job: ModuleJob, form: WrittenForm, golden: Golden | None, progress: Progress
-    ) -> None:
-        super().__init__(path, job.options, progress, form.nodes)
-        self._job, self._form, self.golden = job, form, golden
-
-    def golden_outputs(self, golden: Golden) -> CheckRecord:
-        return check_golden(SessionRunner(self.session), golden, self.options.tolerance, "fp32")
-
-    def parity(self) -> CheckRecord:
-        sets = islice(self._job.input_sets(), 1 if self.options.quick else None)
-        return check_input_sets(
-            Judged(self.session, self.path, "fp32"), self._job.reference, sets, self.options.tolerance("fp32")
-        )
-
-    def rows(self) -> CheckRecord:
-        job, dynamic = self._job, self._job.options.dynamic
-        lengths = [length := job.sizes.get(SEQUENCE, 1)]
-        if SEQUENCE in dynamic and not self.options.quick:
-            window = max((geometry.window_size for geometry in job.replacement.windows), default=1)
-            lengths += [n for n in [max(1, length // 2 // window) * window] if n < length]
-        return check_joined_rows(self.session, self.model, "fp32", job.draw, job.sizes, lengths)
-
-    def window(self) -> CheckRecord:
-        return check_layer_windows(self.nodes, self._job.absent(self._form))
-
-    def memory(self) -> CheckRecord:
-        job = self._job
-        lengths = {n for layer in job.replacement.replaced for n in layer.lengths}
-        sequences = [axis for axis in job.options.dynamic if axis != BATCH]
-        found = check_layer_memory(self.nodes, lengths, sequences, job.retrace)
-        if found.status == "failed" or sequences:
-            return found
-        return check_growth(self.nodes, lengths, found, job.growths())
-
-    def integers(self) -> CheckRecord:
-        job = self._job
-        limits = {x.name: x.limit for x in job.inputs}
-        sizes = dynamic_sizes(job.options.dynamic, job.sizes.get(SEQUENCE, 1))
-        return check_wide_integers(self.model, self.path.parent, limits, sizes)
