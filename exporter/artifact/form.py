@@ -42,6 +42,11 @@ class FileOptions(CheckOptions):
     external_data_from: int = EXTERNAL_DATA_FROM
     golden: Path | None = None
 
+    @property
+    def precision(self) -> str:
+        """The entry of `core.tolerance` with the file's tolerance."""
+        return "fp32"
+
     def __post_init__(self) -> None:
         if self.standard_ops and not self.function_body:
             raise UsageError(

@@ -26,9 +26,11 @@ from ...core.storage.publishing import publish_together, sealed
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
 from ...onnx_graph.graph_values import outside_weights
+from ...runtime.parity.comparison import how_to_accept
 from ..checks.checked_file import CheckedFile
 from ..checks.loads import check_model
 from ..checks.table import run_checks, way_to_accept
+from ..lowering.quantize.weights import WEIGHT_KINDS
 from .form import FileOptions, WrittenForm
 from .serialize import forget_weights, write_model
 from .shared_weights import share_weights
@@ -39,7 +41,6 @@ _PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime
 
 
 # What to do about a failed check.
-_WIDER = f"To accept this difference, raise {argument('atol')} or {argument('rtol')}."
 _REPORT = "Run again with -v for more, or report the model's configuration."
 
 
@@ -79,10 +80,11 @@ def companion_path(step: Path) -> Path:
     return step.with_name(f"{step.stem}.prefill{step.suffix}")
 
 
-def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[CheckRecord]:
+def demand(records: Iterable[CheckRecord], options: FileOptions, mapped: Path | None = None) -> list[CheckRecord]:
     """Run checks one after the other, and return their records, that of golden outputs first.
 
-    The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one.
+    The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one. `options` are
+    those of the file, for the advice.
 
     Raises:
         CheckFailed: a check failed; the later ones are not run.
@@ -95,18 +97,22 @@ def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[C
             raise CheckFailed(
                 f"The exported file failed its check: {record.name}.",
                 why=record.detail,
-                fix=f"Nothing was written. {_advice(record.name)}",
+                fix=f"Nothing was written. {_advice(record, options)}",
             )
         passed.append(record)
     return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)
 
 
-def _advice(check: str) -> str:
+def _advice(record: CheckRecord, options: FileOptions) -> str:
     """Say what to do about a failed check."""
-    accepted_by = way_to_accept(check)
+    accepted_by = way_to_accept(record.name)
     if accepted_by:
         return f"To accept this, add {argument(accepted_by, True)}."
-    return _WIDER if check == PARITY else _REPORT
+    if record.name != PARITY:
+        return _REPORT
+    kind = WEIGHT_KINDS.get(options.precision)
+    other = "" if kind is None else f"{kind.instead} "
+    return other + how_to_accept([record.figures], options.tolerance(options.precision))
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ def finish_export(
             forget_weights(model)
     gc.collect()  # the traced program is full of cycles
     release_memory(mapped)
-    checks = [demand(run_checks(part.checked(staged)), mapped) for part, staged in zip(parts, models, strict=True)]
+    checks = [demand(run_checks(part.checked(staged)), options, mapped) for part, staged in zip(parts, models, strict=True)]
     if not options.function_body:
         progress("Removing the function definition")
         for model in models.values():
