@@ -32,7 +32,7 @@ from .artifact.serialize import message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.checked_file import SequenceFile
 from .checks.golden import check_golden, open_golden
-from .checks.judged import Judged, tokens_of
+from .checks.judged import Judged
 from .checks.layers import check_layer_windows
 from .checks.parity import check_parity
 from .checks.quadratic_memory import Shape, Taken, check_quadratic_memory, freest, graph_shapes
@@ -48,6 +48,7 @@ from .models.family import TORCH_DTYPE, ShapeRequest
 from .source.dynamic_axes import check_axes, dimensions, dynamic_specs
 from .source.reference_runner import ReferenceRunner
 from .source.source_model import SourceModel
+from .source.tokens import tokens_of
 
 _log = logging.getLogger(__name__)
 

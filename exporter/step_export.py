@@ -29,7 +29,7 @@ from .artifact.publish import Part, companion_path, finish_export
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.checked_file import ExportedFile
 from .checks.golden import check_golden, open_golden
-from .checks.judged import Judged, tokens_of
+from .checks.judged import Judged
 from .checks.steps import check_step_parity, step_runner
 from .checks.wide_integers import check_wide_integers
 from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, model_facts
@@ -37,6 +37,7 @@ from .lowering.quantize.on_text import rounding_on_text
 from .lowering.quantize.weights import quantize_weights
 from .lowering.trace import check_opset, step_nodes, trace_step
 from .source.step_source import StepSource, largest_chunk
+from .source.tokens import tokens_of
 
 _log = logging.getLogger(__name__)
 
