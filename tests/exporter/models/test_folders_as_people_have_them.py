@@ -91,6 +91,7 @@ def test_the_file_computes_what_the_model_in_memory_computed(folder: Folder, tmp
     feed = {x.name: ids if x.name == "input_ids" else np.ones_like(ids) for x in session.get_inputs()}
     (output,) = (x.name for x in session.get_outputs())
     judge = model.get_encoder() if case.task is not None else model
+    judge.set_experts_implementation("eager")  # the others compute nothing in float64
     with torch.no_grad():
         wanted = judge.double()(**{name: torch.from_numpy(x) for name, x in feed.items()})[output].numpy()
     (found,) = session.run([output], feed)

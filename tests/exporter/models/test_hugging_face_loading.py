@@ -241,6 +241,18 @@ def test_the_reference_of_a_live_model_is_a_copy_of_it(tmp_path: Path) -> None:
     assert all(torch.equal(x, y) for x, y in zip(model.parameters(), copied.parameters(), strict=True))
 
 
+def test_the_reference_of_live_experts_runs_in_float64() -> None:
+    """transformers computes them by a product that PyTorch has in fp32 alone, unless it is told otherwise."""
+    model = build(BY_NAME["gpt_oss"])
+    opened = open_live(model)
+    assert opened is not None and opened.original is not None
+    copied: Any = opened.original()
+    with torch.no_grad():
+        wanted, found = (x(input_ids=_inputs()["input_ids"]).logits for x in (model, copied.double()))
+    assert (found - wanted).abs().max() < 1e-4
+    assert model.get_experts_implementation() != copied.get_experts_implementation()
+
+
 @pytest.mark.parametrize(
     "change",
     [
