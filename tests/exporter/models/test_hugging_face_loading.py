@@ -165,6 +165,52 @@ def test_parity_sees_wrong_weights(fault: str, qwen3: Path, tmp_path: Path, monk
     assert not (tmp_path / "model.onnx").exists()
 
 
+# In a type without norms of queries and keys, which would undo a change of their size.
+_FIRST = "model.layers.0."
+OTHERS: dict[str, Callable[[dict[str, Tensor]], None]] = {
+    "queries alone scaled by 1.01": _changed(_ATTENTION + "q_proj.weight", lambda x: x * 1.01),
+    "keys alone scaled by 1.01": _changed(_ATTENTION + "k_proj.weight", lambda x: x * 1.01),
+    "queries alone transposed": _changed(_ATTENTION + "q_proj.weight", lambda x: x.T),
+    "a norm squared": _changed(_FIRST + "input_layernorm.weight", torch.square),
+    "the last norm squared": _changed("model.norm.weight", torch.square),
+    "one channel of a norm": _changed("model.norm.weight", lambda x: torch.cat([x[:1] * 1.1, x[1:]])),
+}
+
+
+@pytest.fixture(scope="module")
+def mistral() -> Path:
+    """A Mistral whose norms are no ones."""
+
+    def make(place: Path) -> None:
+        model = build(BY_NAME["mistral"])
+        generator = torch.Generator().manual_seed(1)
+        for name, x in model.named_parameters():
+            if x.ndim == 1:
+                x.data += 0.3 * torch.randn(x.shape, generator=generator)
+                assert "norm" in name
+        model.save_pretrained(place / "model")
+
+    return run_folder.once("loading-mistral", make) / "model"
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(x, marks=[] if x.startswith("queries alone s") else pytest.mark.slow) for x in OTHERS]
+)
+def test_parity_sees_a_wrong_weight_of_a_model_without_norms_of_heads(
+    fault: str, mistral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights.whole_state
+
+    def spoilt(model: Any) -> dict[str, Tensor]:
+        state = dict(whole(model))
+        OTHERS[fault](state)
+        return state
+
+    monkeypatch.setattr(weights, "whole_state", spoilt)
+    with pytest.raises(CheckFailed, match="parity"):
+        export(ExportRequest(mistral, tmp_path / "model.onnx", quick=True))
+
+
 @pytest.mark.parametrize(
     ("part", "wrong"),
     [
