@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import onnx
 
+from .judgement import tensors_of
+from .wire_model import without_weights
+
 # Bytes from which a tensor is left out of the message.
 LARGE = 1 << 12
+# Stands for the file itself where its weights would lie.
+_HERE = "\0"
 _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
 def read_message(path: Path) -> onnx.ModelProto:
-    """Read a written file's message without the bytes of its large weights; integers stay, as they may be indices."""
-    whole, bare = onnx.load(path, load_external_data=False), onnx.ModelProto()
-    for tensor in whole.graph.initializer:
-        if len(tensor.raw_data) >= LARGE and tensor.data_type not in _INDICES:
-            tensor.ClearField("raw_data")
-    bare.CopyFrom(whole)  # a message's memory is only released as a whole
-    return bare
+    """Read a written file's message without the bytes of its large weights; integers stay, as they may be indices.
+
+    The bytes that are left out are not read: weights of gigabytes take no memory.
+    """
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        model: onnx.ModelProto = onnx.ModelProto.FromString(without_weights(mapped, _HERE, LARGE))
+        for tensor in model.graph.initializer:
+            if _lies_here(tensor) and tensor.data_type not in _INDICES:
+                _forget_place(tensor)
+        for tensor in filter(_lies_here, tensors_of(model)):
+            places = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key != "location"}
+            tensor.raw_data = mapped[places["offset"] : places["offset"] + places["length"]]
+            _forget_place(tensor)
+    return model
+
+
+def _lies_here(tensor: onnx.TensorProto) -> bool:
+    return any(entry.key == "location" and entry.value == _HERE for entry in tensor.external_data)
+
+
+def _forget_place(tensor: onnx.TensorProto) -> None:
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")

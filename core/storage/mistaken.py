@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import zlib
@@ -21,13 +22,13 @@ _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".npz")
 
 
 def check_exists(path: Path) -> None:
-    """Refuse a path with no file or folder, and a name of the Hugging Face Hub; what is wrong with a file is left.
+    """Refuse a path with no file or folder that can be reached, and a name of the Hugging Face Hub.
 
     Raises:
-        UsageError: there is nothing of this name.
+        UsageError: there is nothing of this name, or a folder on the way may not be searched.
     """
     name = path.as_posix()
-    if _HUB_NAME.fullmatch(name) and path.suffix.lower() not in _WEIGHTS and not path.parent.exists():
+    if _HUB_NAME.fullmatch(name) and path.suffix.lower() not in _WEIGHTS and not os.path.lexists(path.parent):
         raise UsageError(
             f"There is no folder {name}.",
             why="Nothing is downloaded; a model of the Hugging Face Hub is exported from a folder.",
@@ -37,7 +38,9 @@ def check_exists(path: Path) -> None:
         path.stat()
     except FileNotFoundError as error:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror}.", fix="Check the path.") from error
-    except (OSError, ValueError):  # opening it says why
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}.", why=f"{error.strerror}.") from error
+    except ValueError:  # no name of a file: opening it says why
         return
 
 

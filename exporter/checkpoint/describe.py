@@ -7,6 +7,7 @@ from typing import Any
 
 from ...core.error_texts import shown
 from ...core.errors import UsageError
+from ...core.storage.mistaken import check_exists
 from ..models.registry import CLASSES, find_folder
 from .config import load_config
 from .folders import is_index
@@ -27,6 +28,7 @@ def describe_checkpoint(path: Path, config: Path | None = None, entry: str | Non
     Raises:
         UsageError: the checkpoint or its configuration cannot be read.
     """
+    check_exists(path)
     if path.is_dir() and find_folder(path) is not None:
         return _of_folder(open_checkpoint(path, config, entry=entry))
     loaded = with_tied(load_state(path, entry=entry))

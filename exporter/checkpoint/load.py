@@ -26,7 +26,7 @@ from ...core.error_texts import first_line
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.file_kinds import CONFIG_SUFFIXES, configs_beside
 from ...core.storage.files import sha256
-from ...core.storage.mistaken import refuse_mistaken
+from ...core.storage.mistaken import check_exists, refuse_mistaken
 from ...core.storage.nesting import check_nesting
 from ...core.storage.reading import check_plain, open_plain
 from ...core.storage.unchanged import Unchanged, unchanged
@@ -100,6 +100,7 @@ def load_state(
             no tensors.
         MissingDependency: safetensors is not installed.
     """
+    check_exists(path)
     if path.is_dir() or is_index(path):
         with unchanged() as files:
             contents = read_folder(path, _read_file, files)

@@ -133,6 +133,7 @@ def open_checkpoint(
         UsageError: a file that is broken, a configuration that does not fit the weights, or sizes that do not fit it.
         MissingDependency: a package that the checkpoint's format needs is not installed.
     """
+    check_exists(path)
     if path.is_dir() and (form := find_folder(path)) is not None:
         if config is not None:
             raise UsageError(
@@ -144,7 +145,6 @@ def open_checkpoint(
             )
         asked = {} if shapes is None else {"shapes": shapes, "steps": steps}
         return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs, **asked})
-    check_exists(path)
     if task is not None:
         raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")
     loaded = with_tied(load_state(path, entry=entry))

@@ -53,40 +53,57 @@ def quiet_meshes() -> Iterator[None]:
         log.setLevel(level)
 
 
-def gathered(loaded: object, path: Path, depth: int = 0) -> Any:
-    """Return what a file holds with each DTensor that is whole as a plain tensor, without the states of optimizers.
+def gathered(loaded: object, path: Path) -> Any:
+    """Return what a file holds with each DTensor that is whole as a plain tensor.
+
+    The state of an optimizer, whose parts are no reason to refuse the weights, loses the tensors that are parts.
 
     Raises:
-        UsageError: a DTensor is the part of one device.
+        UsageError: a DTensor outside an optimizer's state is the part of one device.
     """
     if _DTENSORS not in sys.modules:  # then there are none
         return loaded
+    return _gathered(loaded, path, 0, of_optimizer=False)
+
+
+def _gathered(loaded: object, path: Path, depth: int, *, of_optimizer: bool) -> Any:
     if isinstance(loaded, torch.Tensor):
         return _whole(loaded, path)
     if depth > _DEEPEST:
         return loaded
     if isinstance(loaded, Mapping):
-        kept = {name: inner for name, inner in loaded.items() if not _of_optimizer(name, inner)}
-        return {name: gathered(inner, path, depth + 1) for name, inner in kept.items()}
+        inside = {name: of_optimizer or str(name).lower().startswith("optim") for name in loaded}
+        kept = {name: inner for name, inner in loaded.items() if not (inside[name] and _is_part(inner))}
+        return {name: _gathered(inner, path, depth + 1, of_optimizer=inside[name]) for name, inner in kept.items()}
     if isinstance(loaded, list) or type(loaded) is tuple:
-        return type(loaded)(gathered(inner, path, depth + 1) for inner in loaded)
+        entries = [inner for inner in loaded if not (of_optimizer and _is_part(inner))]
+        return type(loaded)(_gathered(inner, path, depth + 1, of_optimizer=of_optimizer) for inner in entries)
     return loaded
 
 
-def _of_optimizer(name: object, value: object) -> bool:
-    """Return whether an entry holds the state of an optimizer: its parts are no reason to refuse the weights."""
-    return str(name).lower().startswith("optim") and isinstance(value, Mapping | list | tuple)
+def _is_part(value: object) -> bool:
+    """Return whether a value is a DTensor of which this file holds one device's part."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(value, DTensor):
+        return False
+    return value._local_tensor.shape != value.shape or any(placement.is_partial() for placement in value.placements)
 
 
 def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
+    """Return a DTensor's own tensor, and any other tensor as it is.
+
+    Raises:
+        UsageError: it is the part of one device.
+    """
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
         return tensor
     local = tensor._local_tensor
-    partial = any(placement.is_partial() for placement in tensor.placements)
-    if local.shape == tensor.shape and not partial:
+    if not _is_part(tensor):
         return local
+    partial = any(placement.is_partial() for placement in tensor.placements)
     mesh = tensor.device_mesh.mesh
     named = _VERL.fullmatch(path.name)
     fix = f"Gather them where the model was trained: {GATHER}"

@@ -55,7 +55,7 @@ def upstream_module(class_name: str, args: Arguments, state: Mapping[str, Tensor
             random.setstate(drawn)
         # Rotary frequencies that old releases did not save are those that the class makes.
         made = {key: x for key, x in module.state_dict().items() if key.endswith("inv_freq") and key not in state}
-        module.load_state_dict({**made, **{key: x.float() for key, x in state.items()}}, strict=True)
+        module.load_state_dict({**made, **{key: x.float() for key, x in state.items()}}, strict=True, assign=True)
         return module.requires_grad_(False).eval()
 
     return build
@@ -74,7 +74,7 @@ def run(
     """Run the published class in float64.
 
     Args:
-        module: the class, in float64.
+        module: the class, in any floating-point type.
         inputs: by the file's names, in order.
         formula: computes the outputs by the formula, for rows that the mask takes out.
     """

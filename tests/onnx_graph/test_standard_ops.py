@@ -18,7 +18,7 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.exporter import convert as conversion
 from localattn.exporter.artifact.form import FileOptions
-from localattn.exporter.convert import SAME, to_standard_ops
+from localattn.exporter.convert import to_standard_ops
 from localattn.onnx_graph.facts import inspect_onnx
 from localattn.onnx_graph.standard_ops import rewrite, scan_states
 from localattn.runtime import open_step
@@ -47,7 +47,7 @@ def run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarray:
 def test_a_converted_file_computes_the_same_in_standard_operators_alone(kind: str, tmp_path: Path) -> None:
     source, output = exported(kind), tmp_path / "plain.onnx"
     written, *_ = to_standard_ops(source, output)
-    same = next(check for check in written.checks if check.name == SAME)
+    same = next(check for check in written.checks if check.name == "same as its source")
     assert same.figures["max_abs"] == 0.0
     model, before = onnx.load(output), onnx.load(source)
     assert not model.functions
@@ -195,7 +195,7 @@ def test_what_computes_something_else_is_not_written(tmp_path: Path, monkeypatch
         return changed
 
     monkeypatch.setattr(conversion, "rewrite", type("wrong", (), {"apply": staticmethod(wrong)}))
-    with pytest.raises(CheckFailed, match=SAME):
+    with pytest.raises(CheckFailed, match="same as its source"):
         to_standard_ops(exported("full"), tmp_path / "plain.onnx")
     assert not list(tmp_path.iterdir())
 

@@ -22,6 +22,11 @@ from ....core.machine.resident_memory import release_memory_around
 State = Mapping[str, Tensor]
 ROWS = 128  # positions per step; memory only
 _READ = 32 << 20  # bytes of weights that are read before their pages are released
+_LARGE = 1 << 20  # bytes of a tensor whose pages may lie in a mapped file
+_DTYPE = vars(torch._C.TensorBase)["dtype"].__get__  # the getter of Tensor.dtype
+# What only looks at a tensor's shape or place: converting a weight for it would be for nothing.
+_OF_SHAPE = {Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.stride}
+_OF_SHAPE |= {Tensor.data_ptr, Tensor.is_floating_point, Tensor.is_contiguous, Tensor.element_size}
 
 
 class Float64State(Mapping[str, Tensor]):
@@ -58,10 +63,10 @@ class Float64State(Mapping[str, Tensor]):
         return self._module
 
     def original(self) -> nn.Module:
-        """Return upstream's own module as it is loaded from the user's files, in float64; loaded only once."""
+        """Return upstream's own module as it is loaded from the user's files, to run `InFloat64`; loaded only once."""
         if self._module is None:
             assert self._load is not None
-            self._module = self._load().double().requires_grad_(False).eval()
+            self._module = self._load().requires_grad_(False).eval()
         return self._module
 
     def __getitem__(self, name: str) -> Tensor:
@@ -84,7 +89,10 @@ class Float64State(Mapping[str, Tensor]):
 
 
 class InFloat64(TorchFunctionMode):
-    """A torch mode that computes in float64 what modules compute in fp32 on purpose.
+    """A torch mode in which modules compute in float64, whatever the types of their weights and of their casts.
+
+    Each function of PyTorch takes its floating-point tensors in float64. Weights stay as they are stored and are
+    converted, which is exact, where a function uses them: only the weights in use take memory in float64.
 
     Attributes:
         choices: scores and how many of them were taken, for each choice of the largest along the last axis.
@@ -93,15 +101,70 @@ class InFloat64(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.choices: list[tuple[Tensor, int]] = []
+        self._default, self._read = torch.float32, 0
+        self._addresses: set[int] = set()
+
+    def __enter__(self) -> InFloat64:
+        """Begin: tensors that are made without a type are of float64."""
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End, and return the pages of weights that are mapped from a file."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.set_default_dtype(self._default)
+        self._release()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of PyTorch with float64 in place of float32 among its arguments."""
+        """Call a function of PyTorch with float64 in place of every other floating-point type among its arguments."""
         if func is Tensor.float:
-            return args[0].double()
-        given = {name: _widened(value) for name, value in (kwargs or {}).items()}
+            return self._widened(args[0])
+        if func == _DTYPE:
+            return torch.float64 if _is_narrow(func(*args)) else func(*args)
+        name = getattr(func, "__name__", "")
+        if name == "__get__" or func in _OF_SHAPE:
+            return func(*args, **(kwargs or {}))
+        if func is F.embedding:  # its table may be the largest weight: only the rows that were taken are converted
+            return self._widened(func(*args, **(kwargs or {})))
+        given = {key: value if key == "out" else self._widened(value) for key, value in (kwargs or {}).items()}
+        # A method that changes its tensor needs that tensor, not a copy.
+        own = 1 if (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__") else 0
+        taken = [*args[:own], *map(self._widened, args[own:])]
         if func in (torch.topk, Tensor.topk):
-            self._note(*args, **given)
-        return func(*(_widened(value) for value in args), **given)
+            self._note(*taken, **given)
+        return func(*taken, **given)
+
+    def _widened(self, value: Any) -> Any:
+        """Return a type, a tensor, or those in a list or tuple, in float64 if they are of another floating-point type.
+
+        A list or tuple without any is returned as it is.
+        """
+        if isinstance(value, torch.dtype):
+            return torch.float64 if _is_narrow(value) else value
+        if isinstance(value, Tensor):
+            return self._converted(value)
+        if type(value) in (list, tuple) and any(isinstance(x, Tensor | list | tuple) for x in value):
+            return type(value)(map(self._widened, value))
+        return value
+
+    def _converted(self, tensor: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            if not _is_narrow(tensor.dtype):
+                return tensor
+            double = tensor.double()
+            if tensor.nbytes >= _LARGE:
+                self._addresses.add(tensor.data_ptr())
+                self._read += tensor.nbytes
+                if self._read >= _READ:
+                    self._release()
+            return double
+
+    def _release(self) -> None:
+        if self._addresses:
+            release_memory_around(self._addresses)
+        self._read, self._addresses = 0, set()
 
     def _note(self, input: Tensor, k: int, dim: int = -1, *_: Any, **__: Any) -> None:
         """Note a choice among the last axis."""
@@ -109,8 +172,9 @@ class InFloat64(TorchFunctionMode):
             self.choices.append((input, k))
 
 
-def _widened(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
+def _is_narrow(dtype: torch.dtype) -> bool:
+    """Return whether a type is a floating-point type narrower than float64."""
+    return dtype.is_floating_point and dtype != torch.float64
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ FILES: list[tuple[str, Callable[[Path], bytes] | bytes, str, str]] = [
     ("m.pt", b"BZh9" + bytes(60), "compressed (bzip2)", "Unpack"),
     ("m.pt", b"<!DOCTYPE html><html>log in</html>", "a web page", "Download"),
     ("m.safetensors", b"<html>404</html>" + bytes(20), "a web page", "Download"),
-    ("m.pt", b'{"error": "not found"}', "a text of JSON", "--config"),
+    ("m.pt", b'{"error": "not found"}', "a text of JSON", "`config`"),
     ("m.pt", b"\x08\x0a\x12\x07pytorch" + bytes(60), "an ONNX file", "localattn run"),
     ("model.zip", zipped, "a ZIP archive with a checkpoint in it", "unzip"),
     ("model.pt", zipped, "a ZIP archive with a checkpoint in it", "give run/weights.pt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.load import load_state
+from localattn.exporter.checkpoint.sharded_training import know_dtensors
 
 from ...conftest import TINY, save_upstream
 
@@ -97,8 +99,15 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("dtensors", [False, True], ids=["", "DTensors known"])
 @pytest.mark.parametrize("case", CASES)
-def test_each_set_is_named_and_can_be_read(case: str, tmp_path: Path) -> None:
+def test_each_set_is_named_and_can_be_read(
+    case: str, dtensors: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether something else imported torch's module of DTensors changes nothing."""
+    know_dtensors()
+    if not dtensors:
+        monkeypatch.delitem(sys.modules, "torch.distributed.tensor")
     content, entry = CASES[case]
     path = tmp_path / "w.pt"
     torch.save(content(), path)

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -173,17 +174,19 @@ def test_weights_may_be_links_as_in_the_cache_of_the_hub(mistral: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="becomes another user: root only")
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "."])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", ".", ".."])
 def test_a_file_that_may_not_be_read_is_told_so(name: str, mistral: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.is_relative_to(tempfile.gettempdir()) and folder.stat().st_mode & 0o55 != 0o55:
+            folder.chmod(0o755)
     (mistral / name).chmod(0)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
     os.seteuid(65534)  # a user who is nobody
     try:
         with pytest.raises(UsageError) as refused:
             open_checkpoint(mistral)
     finally:
         os.seteuid(0)
+        (mistral / name).chmod(0o755)
     assert "Permission denied" in str(refused.value)
 
 
