@@ -164,7 +164,9 @@ def finish_export(
             forget_weights(model)
     gc.collect()  # the traced program is full of cycles
     release_memory(mapped)
-    checks = [demand(run_checks(part.checked(staged)), options, mapped) for part, staged in zip(parts, models, strict=True)]
+    checks = [
+        demand(run_checks(part.checked(staged)), options, mapped) for part, staged in zip(parts, models, strict=True)
+    ]
     if not options.function_body:
         progress("Removing the function definition")
         for model in models.values():

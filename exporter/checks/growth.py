@@ -150,8 +150,8 @@ def sizes_of(value: onnx.ValueInfoProto) -> Sizes:
 def unjudged(model: onnx.ModelProto, shapes: Mapping[str, Sizes] | None = None) -> str:
     """Say which tensors of a graph nobody can judge before the file runs; "" where there are none.
 
-    Their number of dimensions is not known, or a dimension is neither a number nor an expression of the inputs' axes: it
-    depends on the numbers that the model computes.
+    Their number of dimensions is not known, or a dimension is neither a number nor an expression of the inputs' axes:
+    it depends on the numbers that the model computes.
 
     Args:
         model: the graph.
