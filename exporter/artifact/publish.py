@@ -80,11 +80,13 @@ def companion_path(step: Path) -> Path:
     return step.with_name(f"{step.stem}.prefill{step.suffix}")
 
 
-def demand(records: Iterable[CheckRecord], options: FileOptions, mapped: Path | None = None) -> list[CheckRecord]:
+def demand(
+    records: Iterable[CheckRecord], options: FileOptions | None = None, mapped: Path | None = None
+) -> list[CheckRecord]:
     """Run checks one after the other, and return their records, that of golden outputs first.
 
     The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one. `options` are
-    those of the file, for the advice.
+    those of an export's file, for the advice.
 
     Raises:
         CheckFailed: a check failed; the later ones are not run.
@@ -103,12 +105,12 @@ def demand(records: Iterable[CheckRecord], options: FileOptions, mapped: Path | 
     return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)
 
 
-def _advice(record: CheckRecord, options: FileOptions) -> str:
+def _advice(record: CheckRecord, options: FileOptions | None) -> str:
     """Say what to do about a failed check."""
     accepted_by = way_to_accept(record.name)
     if accepted_by:
         return f"To accept this, add {argument(accepted_by, True)}."
-    if record.name != PARITY:
+    if record.name != PARITY or options is None:
         return _REPORT
     kind = WEIGHT_KINDS.get(options.precision)
     other = "" if kind is None else f"{kind.instead} "

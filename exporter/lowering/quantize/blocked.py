@@ -111,7 +111,8 @@ def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
     """
     rounding = Rounding() if rounding is None else rounding
     rounding.of_tables(model)
-    matrices, paths = {}, {}
+    matrices: dict[str, NDArray[Any]] = {}
+    paths: dict[str, str] = {}
     for node in linear_layers(model):
         name, numbers = _matrix(node)
         path = node.metadata_props.get(MODULE, "")
