@@ -13,6 +13,7 @@ from ..core.storage.file_kinds import NPZ
 from ..reports.figures import comparison_figure, figures_of
 from ..reports.table import Table, numbers, texts
 from .parts.console import print_checks, print_notes, progress, say, suggest, warn
+from .parts.flags import in_flags
 from .parts.options import EntryOption, RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
@@ -173,6 +174,8 @@ def _lengths(text: str | None) -> tuple[int, ...]:
 
 
 def _print_reports(reports: list[ParityReport]) -> None:
+    from ..runtime.parity.comparison import how_to_accept
+
     for report in reports:
         _print_table(report.rows())
         verdict = report.verdict
@@ -185,7 +188,8 @@ def _print_reports(reports: list[ParityReport]) -> None:
             say(f"{line}.")
         print_checks(report.checks)
         if not report.passed:
-            say("To accept this difference, raise --atol or --rtol.")
+            failed = [row for row in report.rows() if not row["passed"]]
+            say(in_flags(how_to_accept(failed, report.tolerance)))
     for line in dict.fromkeys(report.reference.checked for report in reports if report.reference.checked):
         say(f"{line}.")
 

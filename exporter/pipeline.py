@@ -87,6 +87,11 @@ class Job(ABC, Generic[R]):
     options: FileOptions
     mapped: Path | None = None
 
+    @property
+    def precision(self) -> str:
+        """The entry of `core.tolerance` with the files' tolerance."""
+        return "fp32"
+
     @abstractmethod
     def outputs(self) -> list[Output]:
         """List the files to write, the requested one last."""
@@ -198,7 +203,7 @@ def check(job: Job[Any], part: Part, progress: Progress) -> Part:
     Raises:
         CheckFailed: a check failed; the later ones are not run.
     """
-    return replace(part, checks=demand(run_checks(job.checked(part, progress)), job.mapped))
+    return replace(part, checks=demand(run_checks(job.checked(part, progress)), job.options, job.precision, job.mapped))
 
 
 def without_functions(job: Job[Any], parts: Sequence[Part], progress: Progress) -> list[Part]:

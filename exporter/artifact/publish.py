@@ -22,7 +22,10 @@ from ...core.storage.publishing import publish_together, sealed
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
 from ...onnx_graph.graph_values import outside_weights
+from ...runtime.parity.comparison import how_to_accept
 from ..checks.table import way_to_accept
+from ..lowering.quantize.weights import WEIGHT_KINDS
+from ..options import FileOptions
 from .serialize import write_model
 
 _log = logging.getLogger(__name__)
@@ -31,7 +34,6 @@ _PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime
 
 
 # What to do about a failed check.
-_WIDER = f"To accept this difference, raise {argument('atol')} or {argument('rtol')}."
 _REPORT = "Run again with -v for more, or report the model's configuration."
 
 
@@ -71,10 +73,16 @@ def companion_path(step: Path) -> Path:
     return step.with_name(f"{step.stem}.prefill{step.suffix}")
 
 
-def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[CheckRecord]:
+def demand(
+    records: Iterable[CheckRecord],
+    options: FileOptions | None = None,
+    precision: str = "fp32",
+    mapped: Path | None = None,
+) -> list[CheckRecord]:
     """Run checks one after the other, and return their records, that of golden outputs first.
 
-    The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one.
+    The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one. `options` and
+    `precision`, an entry of `core.tolerance`, are those of an export's file, for the advice.
 
     Raises:
         CheckFailed: a check failed; the later ones are not run.
@@ -87,18 +95,22 @@ def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[C
             raise CheckFailed(
                 f"The exported file failed its check: {record.name}.",
                 why=record.detail,
-                fix=f"Nothing was written. {_advice(record.name)}",
+                fix=f"Nothing was written. {_advice(record, options, precision)}",
             )
         passed.append(record)
     return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)
 
 
-def _advice(check: str) -> str:
+def _advice(record: CheckRecord, options: FileOptions | None, precision: str) -> str:
     """Say what to do about a failed check."""
-    accepted_by = way_to_accept(check)
+    accepted_by = way_to_accept(record.name)
     if accepted_by:
         return f"To accept this, add {argument(accepted_by, True)}."
-    return _WIDER if check == PARITY else _REPORT
+    if record.name != PARITY or options is None:
+        return _REPORT
+    kind = WEIGHT_KINDS.get(precision)
+    other = "" if kind is None else f"{kind.instead} "
+    return other + how_to_accept([record.figures], options.tolerance(precision))
 
 
 def drop_attention_functions(model: ir.Model) -> None:

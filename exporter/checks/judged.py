@@ -15,7 +15,7 @@ from ...runtime.parity.overflow import beyond_fp16, range_record, refuse_overflo
 from ...runtime.session import Arrays, Session
 from ...runtime.text_inputs.rows import Row, arrays_of_rows, fill, rows_of_use, token_names
 from ...runtime.text_inputs.tally import Tally
-from ...runtime.text_inputs.tokens import Tokens, open_tokens
+from ...runtime.text_inputs.tokens import Tokens
 from ..source.source_model import SourceModel
 
 # Tokens of all rows of text together, at most.
@@ -23,17 +23,6 @@ MOST_TOKENS = 4096
 # Weights times tokens that the reference multiplies over all sizes; beyond, it is compared at fewer of them. A core
 # multiplies some 10¹⁰ of them a second in float64.
 MOST_WORK = 5 * 10**11
-
-
-def tokens_of(checkpoint: Path, source: SourceModel) -> Tokens | None:
-    """Return where the tokens of a checkpoint's checks come from; None where it takes none.
-
-    Args:
-        checkpoint: the file or folder; of a live model a name without any.
-        source: the model.
-    """
-    folders = [] if not checkpoint.exists() else [checkpoint if checkpoint.is_dir() else checkpoint.parent]
-    return open_tokens(folders, source.token_limit, getattr(source.args, "config", None))
 
 
 def most_tokens(source: SourceModel) -> int:

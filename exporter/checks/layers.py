@@ -14,7 +14,7 @@ from dataclasses import replace
 import onnx
 
 from ...core.documents.sidecar import CheckRecord
-from .growth import UNKNOWN, Growth, all_shapes, per_position, sizes_of, square_in
+from .growth import Growth, all_shapes, per_position, sizes_of, square_in, unjudged
 from .outcome import failed, not_proven, passed
 from .probe import NodeProbe, probes
 from .quadratic_memory import Shape, Taken, still_square, taken_sizes
@@ -77,7 +77,7 @@ def check_layer_memory(
         return failed(f"not linear in the length: {', '.join(suspects[:5])}")
     shapes = all_shapes(model)
     if dynamic_axes:
-        return _dynamic_memory(shapes, dynamic_axes, len(different))
+        return _dynamic_memory(shapes, dynamic_axes, len(different), unjudged(model, shapes))
     square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths)}
     faults: list[str] = []
     if square:
@@ -94,25 +94,32 @@ def check_layer_memory(
         return failed(_square(faults))
     if not lengths:
         return not_proven(f"which size is the sequence length is not known; {_nodes(len(different))}")
+    why = unjudged(model, shapes)
+    if why:
+        return not_proven(why)
     sizes = ", ".join(map(str, sorted(lengths)[:5]))
     return passed(f"no n × n tensor (n = {sizes}); {_nodes(len(different))}", tensors=len(shapes))
 
 
-def _dynamic_memory(shapes: Mapping[str, tuple[int | str, ...]], axes: Collection[str], different: int) -> CheckRecord:
-    """Look for tensors with two dimensions that grow with one of the axes, by the expressions of their dimensions."""
+def _dynamic_memory(
+    shapes: Mapping[str, tuple[int | str, ...]], axes: Collection[str], different: int, unknown: str
+) -> CheckRecord:
+    """Look for tensors with two dimensions that grow with one of the axes, by the expressions of their dimensions.
+
+    Args:
+        shapes: of all tensors.
+        axes: that may count positions.
+        different: number of distinct attention nodes.
+        unknown: what cannot be judged, as `unjudged` says it.
+    """
     growing = {name: [size for size in shape if _grows(size, axes)] for name, shape in shapes.items()}
-    faults = [
-        name for name, sizes in growing.items() if any(sum(_grows(x, [axis]) for x in sizes) > 1 for axis in axes)
-    ]
+    faults = [name for name, sizes in growing.items() if any(_degree(sizes, axis) > 1 for axis in axes)]
     if faults:
         return failed(_square(faults))
     if not any(growing.values()):
         return not_proven(f"no tensor has the dynamic axis {', '.join(axes)}, so nothing was measured")
-    unknown = [name for name, shape in shapes.items() if _unknown(shape) and (growing[name] or _unknown(shape) > 1)]
     if unknown:
-        return not_proven(
-            f"the size of {len(unknown)} tensor(s) is not known before the file runs: {', '.join(unknown[:3])}"
-        )
+        return not_proven(unknown)
     named = ", ".join(f"n = {axis}" for axis in axes)
     return passed(f"no n × n tensor ({named}); {_nodes(different)}", tensors=len(shapes))
 
@@ -124,9 +131,11 @@ def _grows(size: int | str, axes: Collection[str]) -> bool:
     return any(re.search(rf"(?<!\w){re.escape(axis)}(?!\w)", size) for axis in axes)
 
 
-def _unknown(shape: tuple[int | str, ...]) -> int:
-    """Count the dimensions that are neither numbers nor expressions of named axes of the inputs."""
-    return sum(size == UNKNOWN for size in shape)
+def _degree(sizes: Iterable[int | str], axis: str) -> int:
+    """Return how many dimensions grow with an axis; one that holds its square counts twice."""
+    name = rf"(?<!\w){re.escape(axis)}(?!\w)"
+    squared = re.compile(rf"{name}\s*\*\*|{name}\s*\*\s*{name}")
+    return sum(2 if squared.search(str(size)) else 1 for size in sizes if _grows(size, [axis]))
 
 
 def _square(faults: Sequence[str]) -> str:
@@ -166,6 +175,9 @@ def check_growth(
     if sequences:
         most = max(per_position(growth, model) for growth in sequences)
         sizes = ", ".join(f"{growth.size} → {growth.other} for {growth.axis}" for growth in sequences)
+        why = unjudged(model, shapes)
+        if why:
+            return not_proven(why)
         detail = f"no n × n tensor, measured with n = {sizes}; at most {most:,} elements a position"
         return passed(detail, tensors=len(shapes))
     if lengths:

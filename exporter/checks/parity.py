@@ -69,6 +69,7 @@ def check_parity(
         sample = reference.sample(inputs.arrays)
         if first_run is not None and not first_run and not judged.session.watched:
             first_run.update(inputs=inputs.arrays, outputs=outputs)
+        del outputs, expected  # before the next ones are made: logits of a large vocabulary are large
         found += [(inputs.name, comparison) for comparison in comparisons]
     windows = source.shapes.seq_len / source.window_size
     detail = f"{judged.describe()}, {windows:.3g} windows"
@@ -166,6 +167,7 @@ def check_input_sets(
         alone |= {inputs.name} if inputs.alone else set()
         if meter is not None:
             meter.take(reference, inputs.arrays, expected)
+        del expected  # before the next one is made: logits of a large vocabulary are large
     if not found:
         return not_proven("no inputs were compared")
     detail = f"{judged.describe()}, in {len(ran)} sets of inputs, worst at {worst_of(found, tolerance)[0]}"

@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 import onnx
 
 from ...core.documents.sidecar import CheckRecord
-from ...onnx_graph.graph_values import all_graphs
 from ..source.source_model import SourceModel
+from .growth import all_shapes, unjudged
 from .outcome import failed, not_proven, passed, skipped
 from .probe import probes
 
@@ -71,18 +71,17 @@ def check_quadratic_memory(
     if suspects:
         detail = f"{len(suspects)} tensor(s) are n × n (n = {length}): {', '.join(suspects[:5])}"
         return failed(detail)
+    unknown = unjudged(model)
+    if unknown:
+        return not_proven(unknown)
     detail = f"no n × n tensor (n = {length}); at most {-(-largest // length):,} elements a position"
     return passed(detail, largest_elements=largest, tensors=len(shapes))
 
 
 def graph_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Return the shapes of all tensors of a model and its subgraphs, by name."""
-    shapes: dict[str, Shape] = {}
-    for graph in all_graphs(model.graph):
-        values = (*graph.value_info, *graph.input, *graph.output)
-        shapes |= {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
-        shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    return shapes
+    """Return the shapes of all tensors of a model and its subgraphs, by name; dimensions that are no numbers as 0."""
+    shapes = all_shapes(model).items()
+    return {name: tuple(size if isinstance(size, int) else 0 for size in shape) for name, shape in shapes}
 
 
 def is_square(shape: Iterable[int], lengths: set[int]) -> bool:

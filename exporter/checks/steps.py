@@ -78,6 +78,7 @@ def check_step_parity(
             meter.take(reference, inputs.arrays, compared.expected)
         found += [(inputs.name, comparison) for comparison in compared.comparisons]
         alone |= {inputs.name} if inputs.alone else set()
+        del compared  # before the next ones are made: logits of a large vocabulary are large
     ring = source.slots
     wrapped = (length - ring) / whole.window_size
     detail = f"{judged.describe()}, {length} positions, {wrapped:.3g} windows beyond the ring's {ring} slots"

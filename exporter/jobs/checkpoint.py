@@ -22,7 +22,7 @@ from ..artifact.serialize import message
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from ..checks.checked_file import SequenceFile
 from ..checks.golden import check_golden, open_golden
-from ..checks.judged import Judged, tokens_of
+from ..checks.judged import Judged
 from ..checks.layers import check_layer_windows
 from ..checks.parity import check_parity
 from ..checks.quadratic_memory import Shape, Taken, check_quadratic_memory, freest, graph_shapes
@@ -42,6 +42,7 @@ from ..pipeline import Job, Part, Progress
 from ..source.dynamic_axes import check_axes, dimensions, dynamic_specs
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
+from ..source.tokens import tokens_of
 
 # Sequence length above which only one set of random inputs is compared.
 LONG_INPUT = 2048
@@ -64,6 +65,10 @@ class CheckpointJob(Job[ExportReport]):
         self.request = self.options = request
         self.mapped = request.checkpoint
         self._live = opened
+
+    @property
+    def precision(self) -> str:
+        return self.request.precision
 
     def outputs(self) -> list[Output]:
         return [Output(self.request.output, ONNX)]

@@ -24,7 +24,7 @@ from ..artifact.publish import companion_path
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from ..checks.checked_file import ExportedFile
 from ..checks.golden import check_golden, open_golden
-from ..checks.judged import Judged, tokens_of
+from ..checks.judged import Judged
 from ..checks.steps import check_step_parity, step_runner
 from ..checks.wide_integers import check_wide_integers
 from ..export_report import ExportReport
@@ -35,6 +35,7 @@ from ..lowering.trace import check_opset, step_nodes, trace_step
 from ..options import ExportRequest
 from ..pipeline import Job, Part, Progress
 from ..source.step_source import StepSource, largest_chunk
+from ..source.tokens import tokens_of
 from .checkpoint import check_precision, folder_companions, model_facts
 
 DEFAULT_CHUNK = 64
@@ -57,6 +58,10 @@ class StepsJob(Job[ExportReport]):
     def __init__(self, request: ExportRequest) -> None:
         self.request = self.options = request
         self.sessions: dict[int, StepFile] = {}
+
+    @property
+    def precision(self) -> str:
+        return self.request.precision
 
     def outputs(self) -> list[Output]:
         request = self.request

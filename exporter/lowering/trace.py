@@ -174,6 +174,13 @@ def _check_dynamic(model: ir.Model, dynamic_axes: Sequence[Mapping[int, object]]
                 )
 
 
+# What PyTorch's exporter names, and what to do about it.
+_WAYS_OUT = {
+    "grouped_mm": "transformers computes experts so by default. Call model.set_experts_implementation('batched_mm') "
+    "before, which computes the same.",
+}
+
+
 def _export_failed(error: Exception) -> ExportFailed:
     """Make the error for a failed trace from this package's own error, or else PyTorch's innermost cause."""
     causes = [error]
@@ -185,7 +192,8 @@ def _export_failed(error: Exception) -> ExportFailed:
     else:
         last = next((cause for cause in reversed(causes) if str(cause).strip()), error)
         why = ": ".join((type(last).__name__, *str(last).strip().splitlines()[:1]))
-    return ExportFailed("PyTorch could not export the model.", why=why, fix="Run again with -v for the whole message.")
+    fix = next((fix for name, fix in _WAYS_OUT.items() if name in why), "Run again with -v for the whole message.")
+    return ExportFailed("PyTorch could not export the model.", why=why, fix=fix)
 
 
 class _Entry(torch.nn.Module):

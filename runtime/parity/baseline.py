@@ -6,10 +6,12 @@ The module runs twice. The fp32 run shows the positions at which it computes wha
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Tolerance, tolerance_for
 from ..session import Arrays
@@ -18,6 +20,8 @@ from .runner import Runner, take_sample
 
 # A module that differs from the reference at a larger share of positions is not used as a baseline.
 _MOST_DEPARTING = 0.5
+# Elements compared at a time, and at least a position.
+_CHUNK = 1 << 18
 
 
 class UntouchedModule(NamedTuple):
@@ -78,12 +82,9 @@ class BaselineMeter:
         for name in (name for name in expected if name in exact):  # a module may return its first output alone
             wanted = expected[name]
             counted = reference.counted(inputs, wanted.shape)
-            with np.errstate(invalid="ignore"):
-                off = np.abs(take_sample(exact[name], sample) - wanted)
-                within = off <= fp32.allowed(np.abs(wanted))
             # The axes that count positions: those of `counted`, which are all where a position has a single score.
-            axes = within.ndim - 1 if counted is None else counted.ndim
-            same = np.asarray(within.all(axis=tuple(range(axes, within.ndim))))
+            axes = wanted.ndim - 1 if counted is None else counted.ndim
+            same = _equal_positions(take_sample(exact[name], sample), wanted, fp32, axes)
             same = same if counted is None else same & counted
             positions = same.size if counted is None else int(counted.sum())
             self._positions += positions
@@ -106,6 +107,21 @@ class BaselineMeter:
             self.why_none = f"{source} loses its own outputs in that precision (cosine {whole.cosine:.4g})"
             return None
         return Baseline(self._dtype, whole.relative_rms, whole.relative_max, source)
+
+
+def _equal_positions(
+    actual: NDArray[Any], expected: NDArray[Any], tolerance: Tolerance, axes: int
+) -> NDArray[np.bool_]:
+    """Return at which positions all elements are within a tolerance; positions are the first `axes` axes."""
+    rows, width = math.prod(expected.shape[:axes]), math.prod(expected.shape[axes:])
+    a, e = actual.reshape(rows, width), expected.reshape(rows, width)
+    same, step = np.zeros(rows, np.bool_), max(1, _CHUNK // max(1, width))
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        with np.errstate(invalid="ignore"):
+            off = np.abs(a[part] - e[part])
+        same[part] = (off <= tolerance.allowed(np.abs(e[part]))).all(1)
+    return same.reshape(expected.shape[:axes])
 
 
 def beside(tolerance: Tolerance, baseline: Baseline | None) -> Tolerance:

@@ -264,6 +264,7 @@ def compare_models(
         if meter is not None and meter.measures and expected is not None:
             progress(f"Measuring the untouched module in {report.dtype}: {inputs.name}")
             meter.take(reference, inputs.arrays, expected)
+        del outputs, expected  # before the next ones are made: logits of a large vocabulary are large
     report.judged_on = sets.describe()
     report.range = range_record(candidate.sessions, report.judged_on)
     if not report.with_reference:

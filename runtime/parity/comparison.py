@@ -7,7 +7,7 @@ hold sums, so the comparisons of several sets of inputs can be merged: a file is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...core.closeness import Figures, Frontier, excess, extend_frontier, measure, proves_nothing
 from ...core.documents.error_spread import ErrorSpread
+from ...core.error_texts import argument
 from ...core.errors import CheckFailed
 from ...core.tensors import format_shape
 from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Tolerance
@@ -157,8 +158,7 @@ def compare_arrays(
     distribution = pooled = None
     if tolerance.divergence is not None:  # the figures of rounded weights
         if name == LOGITS and actual.ndim:
-            chosen = slice(None) if rows is None else np.asarray(rows)
-            distribution = compare_distributions(actual[chosen], expected[chosen])
+            distribution = compare_distributions(actual, expected, rows)
         elif name == HIDDEN_STATES and actual.ndim == 3:
             pooled = compare_pooled(actual, expected, rows)
     return Comparison(
@@ -214,6 +214,22 @@ def outcome_of(passed: bool, nothing: bool) -> Outcome:
     return "not proven" if nothing else "passed"
 
 
+def how_to_accept(figures: Iterable[Mapping[str, float | int | str]], tolerance: Tolerance) -> str:
+    """Say how a difference can be accepted, or that it cannot.
+
+    Args:
+        figures: `Comparison.figures` of what failed.
+        tolerance: the criterion.
+    """
+    given = list(figures)
+    if any(one.get("not_finite") or one.get("expected_not_finite") for one in given):
+        return "No tolerance accepts NaN or infinity."
+    least = tolerance.cosine
+    if least is not None and any(not float(one.get("cosine", 1)) >= least for one in given):
+        return f"No {argument('atol')} or {argument('rtol')} accepts a cosine below {least:g}."
+    return f"To accept this difference, raise {argument('atol')} or {argument('rtol')}."
+
+
 def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Comparison:
     """Merge the comparisons of one output on several sets of inputs into one, with this tolerance.
 
@@ -243,7 +259,7 @@ def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Compariso
 
 
 def _elements_that_count(name: str, shape: tuple[int, ...], rows: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-    """Widen `rows` to one flag an element, flat (a view where numpy can give one)."""
+    """Widen `rows` to one flag an element, flat (a view where numpy can give one); None where all count."""
     if rows is None:
         return None
     rows = np.asarray(rows)
@@ -253,5 +269,7 @@ def _elements_that_count(name: str, shape: tuple[int, ...], rows: NDArray[np.boo
             why=f"It is {rows.dtype} {format_shape(rows.shape)} for {format_shape(shape)}.",
             fix="Give bools over the leading dimensions.",
         )
+    if rows.all():
+        return None
     widened = rows.reshape(rows.shape + (1,) * (len(shape) - rows.ndim))
     return np.broadcast_to(widened, shape).reshape(-1)

@@ -62,6 +62,7 @@ class Rounding:
     def blocks(self, matrices: Mapping[str, NDArray[Any]]) -> Mapping[str, Blocks]:
         """Return the rounded matrices `[K, N]` of linear layers by path; the calibration is used once, and let go.
 
+        Further pieces of a layer whose packed matrix was cut have their number behind the path, as `_piece` writes it.
         Layers that the calibration does not show are left out.
         """
         if self.calibration is not None:
@@ -72,16 +73,16 @@ class Rounding:
     def _measured(self, calibration: Calibration, matrices: Mapping[str, NDArray[Any]]) -> dict[str, Blocks]:
         known = {path: x for path, x in matrices.items() if _fits(calibration, path, x)}
         four: dict[str, Blocks] = {}
-        for moments in calibration.moments(list(known)):
+        for moments in calibration.moments(list(dict.fromkeys(map(_layer_of, known)))):
             four |= {
-                path: round_for_inputs(_floats(known[path]), second, BITS)
-                for path, second in moments.items()
-                if bool(second.isfinite().all())
+                path: round_for_inputs(_floats(x), moments[_layer_of(path)], BITS)
+                for path, x in known.items()
+                if _layer_of(path) in moments and bool(moments[_layer_of(path)].isfinite().all())
             }
         rounded = {
             path: Rounded(blocks, round_in_blocks(_floats(known[path]), WIDE_BITS))
             for path, blocks in four.items()
-            if np.array_equal(calibration.layers[path].weight.detach().numpy().T, known[path])
+            if np.array_equal(calibration.layers[_layer_of(path)].weight.detach().numpy().T, known[path])
         }
         alone, chosen = choose(calibration, rounded, logits=self.logits)
         unit = "nats" if self.logits else "of the mean square"
@@ -110,20 +111,32 @@ def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
     """
     rounding = Rounding() if rounding is None else rounding
     rounding.of_tables(model)
-    matrices, paths = {}, {}
+    matrices: dict[str, NDArray[Any]] = {}
+    paths: dict[str, str] = {}
     for node in linear_layers(model):
         name, numbers = _matrix(node)
         path = node.metadata_props.get(MODULE, "")
         if path and name not in paths and np.isfinite(numbers).all():
-            matrices[path], paths[name] = numbers, path
+            piece = _piece(path, sum(_layer_of(known) == path for known in matrices))
+            matrices[piece], paths[name] = numbers, piece
     made = rounding.blocks(matrices)
     blocks = {name: made[path] for name, path in paths.items() if path in made}
     replace_layers(model, "blocks", partial(_stored, model, blocks), _replace)
     return model
 
 
+def _piece(path: str, number: int) -> str:
+    """Name a piece of a layer's matrix: a packed matrix is cut where its product only is (`onnx_graph/fusing`)."""
+    return f"{path}/{number}" if number else path
+
+
+def _layer_of(piece: str) -> str:
+    """Return the path of the layer that a piece is of."""
+    return piece.partition("/")[0]
+
+
 def _fits(calibration: Calibration, path: str, matrix: NDArray[Any]) -> bool:
-    layer = calibration.layers.get(path)
+    layer = calibration.layers.get(_layer_of(path))
     return layer is not None and layer.in_features == len(matrix)
 
 

@@ -58,20 +58,6 @@ def round_for_inputs(matrix: Floats, moments: Tensor, bits: int, block: int = BL
     return Blocks(levels, scales, zeros, rows, bits)
 
 
-def product_error(matrix: Floats, rounded: Floats, moments: Tensor) -> float:
-    """Return ‖X(W - Q)‖² / n of a matrix and its rounding, relative to ‖XW‖² / n.
-
-    Args:
-        matrix: `[K, N]`.
-        rounded: `[K, N]`.
-        moments: `[K, K]`.
-    """
-    whole, error = torch.from_numpy(matrix).double(), torch.from_numpy(rounded - matrix).double()
-    h = moments.double()
-    size = float(((h @ whole) * whole).sum())
-    return float(((h @ error) * error).sum()) / size if size > 0 else 0.0
-
-
 def _inverse_factor(moments: Tensor) -> Tensor:
     """Return the upper Cholesky factor of the inverse, fp32 `[K, K]`; the damping grows where there is none."""
     h = moments.double()

@@ -9,8 +9,9 @@ import torch
 from ....core.tensors import TensorSpec
 from ....runtime.inputs.arrays import random_inputs
 from ....runtime.text_inputs.rows import Row, arrays_of_rows
-from ....runtime.text_inputs.tokens import Tokens, open_tokens
+from ....runtime.text_inputs.tokens import Tokens
 from ...source.source_model import SourceModel
+from ...source.tokens import tokens_of
 from ..trace import entry_of
 from .blocked import Rounding
 from .calibration import Calibration
@@ -37,8 +38,7 @@ def rounding_on_text(weights: str | None, source: SourceModel, checkpoint: Path)
     """
     if weights is None or not WEIGHT_KINDS[weights].calibrates:
         return None
-    folders = [] if not checkpoint.exists() else [checkpoint if checkpoint.is_dir() else checkpoint.parent]
-    tokens = open_tokens(folders, source.token_limit, getattr(source.args, "config", None), "calibration")
+    tokens = tokens_of(checkpoint, source, "calibration")
     if tokens is None:
         return Rounding(notes=["weights rounded by their own numbers: the model takes no tokens to calibrate on"])
     longest = source.shapes.seq_len

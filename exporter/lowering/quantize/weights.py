@@ -21,6 +21,7 @@ class WeightKind:
     Args:
         quantize: takes a traced model, and returns it with its linear layers in this kind.
         products: what the products take and give, for errors.
+        instead: what to do where a model loses too much in it.
         calibrates: `quantize` also takes a `blocked.Rounding`.
         spans_tokens: a token has a say in how others are rounded, also one outside of their windows.
         standard_from: the opset from which standard operators express it.
@@ -30,6 +31,7 @@ class WeightKind:
 
     quantize: Callable[..., ir.Model]
     products: str
+    instead: str
     calibrates: bool = False
     spans_tokens: bool = False
     standard_from: int = 0
@@ -38,14 +40,19 @@ class WeightKind:
 
 
 _IN_INT8, _IN_FP8 = (partial(scaled_rows.quantize, kind=kind) for kind in (scaled_rows.INT8, scaled_rows.FP8))
+_PLAIN = f"Leave {argument('weight_dtype')} out: this model needs its weights as they are."
+_WIDE = (
+    f"Try {argument('weight_dtype', 'int4')}, which rounds weights and no activations, or leave "
+    f"{argument('weight_dtype')} out."
+)
 # A row for each value of `weight_dtype`; each has its tolerance in `core.tolerance`.
 WEIGHT_KINDS: Mapping[str, WeightKind] = {
-    "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", spans_tokens=True),
+    "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", _WIDE, spans_tokens=True),
     "int4": WeightKind(
-        blocked.quantize, "products of int4 matrices", calibrates=True, standard_from=block_weights.OPSET
+        blocked.quantize, "products of int4 matrices", _PLAIN, calibrates=True, standard_from=block_weights.OPSET
     ),
-    "int8-qdq": WeightKind(_IN_INT8, "products of rounded rows", dtypes=("fp32", "fp16")),
-    "fp8": WeightKind(_IN_FP8, "products of rounded rows", opset_from=19, dtypes=("fp32", "fp16")),
+    "int8-qdq": WeightKind(_IN_INT8, "products of rounded rows", _WIDE, dtypes=("fp32", "fp16")),
+    "fp8": WeightKind(_IN_FP8, "products of rounded rows", _WIDE, opset_from=19, dtypes=("fp32", "fp16")),
 }
 
 

@@ -37,7 +37,7 @@ HOW_TO_MERGE = (
     "PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)"
 )
 # Kinds of PEFT that put something in front of the tokens, or choose layers as they run: nothing can merge them.
-_NEVER_MERGED = frozenset(
+NEVER_MERGED = frozenset(
     ("PREFIX_TUNING", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "CPT", "ADAPTION_PROMPT", "XLORA", "POLY")
 )
 _UNQUANTISED = f"Export the original weights; {argument('weight_dtype', 'int8')} makes them small."
@@ -79,7 +79,7 @@ def _how_to_merge(folder: Path) -> str:
     except UsageError:
         return HOW_TO_MERGE
     kind = found.get("peft_type") if isinstance(found, Mapping) else None
-    if kind not in _NEVER_MERGED:
+    if kind not in NEVER_MERGED:
         return HOW_TO_MERGE
     return f"{kind} cannot be merged into the weights. Export the base, in a copy of the folder without the adapter."
 

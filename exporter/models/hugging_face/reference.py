@@ -21,7 +21,7 @@ from ..parts.float64 import Float64State, InFloat64
 from . import routing
 from .arguments import HuggingFaceArgs, Layer
 from .config import broken
-from .module import build, load
+from .module import EAGER, build, load
 from .observe import without_cache
 
 if TYPE_CHECKING:
@@ -170,7 +170,9 @@ def copied(model: PreTrainedModel) -> Callable[[], nn.Module]:
     """
 
     def copy_model() -> nn.Module:
-        module: nn.Module = copy.deepcopy(model)
-        return module.to("cpu", torch.float32).eval().requires_grad_(False)
+        module: Any = copy.deepcopy(model)
+        module.set_experts_implementation(EAGER)  # how PyTorch computes experts; other ways have no float64
+        plain: nn.Module = module.to("cpu", torch.float32).eval().requires_grad_(False)
+        return plain
 
     return copy_model

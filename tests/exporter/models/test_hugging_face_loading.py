@@ -166,6 +166,52 @@ def test_parity_sees_wrong_weights(fault: str, qwen3: Path, tmp_path: Path, monk
     assert not (tmp_path / "model.onnx").exists()
 
 
+# In a type without norms of queries and keys, which would undo a change of their size.
+_FIRST = "model.layers.0."
+OTHERS: dict[str, Callable[[dict[str, Tensor]], None]] = {
+    "queries alone scaled by 1.01": _changed(_ATTENTION + "q_proj.weight", lambda x: x * 1.01),
+    "keys alone scaled by 1.01": _changed(_ATTENTION + "k_proj.weight", lambda x: x * 1.01),
+    "queries alone transposed": _changed(_ATTENTION + "q_proj.weight", lambda x: x.T),
+    "a norm squared": _changed(_FIRST + "input_layernorm.weight", torch.square),
+    "the last norm squared": _changed("model.norm.weight", torch.square),
+    "one channel of a norm": _changed("model.norm.weight", lambda x: torch.cat([x[:1] * 1.1, x[1:]])),
+}
+
+
+@pytest.fixture(scope="module")
+def mistral() -> Path:
+    """A Mistral whose norms are no ones."""
+
+    def make(place: Path) -> None:
+        model = build(BY_NAME["mistral"])
+        generator = torch.Generator().manual_seed(1)
+        for name, x in model.named_parameters():
+            if x.ndim == 1:
+                x.data += 0.3 * torch.randn(x.shape, generator=generator)
+                assert "norm" in name
+        model.save_pretrained(place / "model")
+
+    return run_folder.once("loading-mistral", make) / "model"
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(x, marks=[] if x.startswith("queries alone s") else pytest.mark.slow) for x in OTHERS]
+)
+def test_parity_sees_a_wrong_weight_of_a_model_without_norms_of_heads(
+    fault: str, mistral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights.whole_state
+
+    def spoilt(model: Any) -> dict[str, Tensor]:
+        state = dict(whole(model))
+        OTHERS[fault](state)
+        return state
+
+    monkeypatch.setattr(weights, "whole_state", spoilt)
+    with pytest.raises(CheckFailed, match="parity"):
+        export(ExportRequest(mistral, tmp_path / "model.onnx", quick=True))
+
+
 @pytest.mark.parametrize(
     ("part", "wrong"),
     [
@@ -230,6 +276,18 @@ def test_the_reference_of_a_live_model_is_a_copy_of_it(tmp_path: Path) -> None:
     copied: Any = opened.original()
     assert copied is not model and type(copied) is type(model)
     assert all(torch.equal(x, y) for x, y in zip(model.parameters(), copied.parameters(), strict=True))
+
+
+def test_the_reference_of_live_experts_runs_in_float64() -> None:
+    """transformers computes them by a product that PyTorch has in fp32 alone, unless it is told otherwise."""
+    model = build(BY_NAME["gpt_oss"])
+    opened = open_live(model)
+    assert opened is not None and opened.original is not None
+    copied: Any = opened.original()
+    with torch.no_grad():
+        wanted, found = (x(input_ids=_inputs()["input_ids"]).logits for x in (model, copied.double()))
+    assert (found - wanted).abs().max() < 1e-4
+    assert model.get_experts_implementation() != copied.get_experts_implementation()
 
 
 @pytest.mark.parametrize(

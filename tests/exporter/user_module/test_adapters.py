@@ -60,10 +60,21 @@ def test_every_kind_of_adapter_is_refused_wherever_it_stands(kind: str) -> None:
             refuse_adapters(module)
 
 
-def test_prompt_tuning_is_refused() -> None:
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
-    with pytest.raises(UsageError, match="has an adapter of PEFT"):
-        refuse_adapters(peft.get_peft_model(build(BY_NAME["mistral"]), config))
+NEVER: dict[str, Callable[[], Any]] = {
+    "PROMPT_TUNING": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    "PREFIX_TUNING": lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    "P_TUNING": lambda: peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=4, encoder_hidden_size=8),
+    "ADAPTION_PROMPT": lambda: peft.AdaptionPromptConfig(task_type="CAUSAL_LM", adapter_layers=1, adapter_len=4),
+}
+
+
+@pytest.mark.parametrize("kind", NEVER)
+def test_kinds_that_nothing_merges_are_refused_without_that_advice(kind: str) -> None:
+    model = peft.get_peft_model(build(BY_NAME["mistral"]), NEVER[kind]())
+    for module in (model, Owner(model)):
+        with pytest.raises(UsageError, match="has an adapter of PEFT") as caught:
+            refuse_adapters(module)
+        assert f"{kind} cannot be merged" in caught.value.fix and "merge_and_unload" not in caught.value.fix
 
 
 def test_an_adapter_that_transformers_loaded_is_refused(tmp_path: Path) -> None:

@@ -154,3 +154,25 @@ def test_a_model_without_tokens_is_rounded_by_its_numbers_and_says_so(tmp_path: 
     report = export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=shapes, weight_dtype="int4", checks="quick"))
     assert any("by their own numbers" in note for note in report.notes)
     assert any(node.op_type == "MatMulNBits" for node in onnx.load(tmp_path / "m.onnx").graph.node)
+
+
+def test_pieces_of_a_packed_matrix_keep_their_own_numbers() -> None:
+    """They have one path, that of the layer they were cut from."""
+
+    class Entry(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torch.nn.Sequential(torch.nn.Linear(64, 96, bias=False))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (self.model(x),)
+
+    torch.manual_seed(0)
+    rows = [(torch.randn(256, 64),)]
+    calibration = Calibration(Entry(), rows, rows, "")
+    packed = calibration.layers["0"].weight.detach().numpy().T
+    pieces = {"0": packed[:, :64], "0/1": packed[:, 64:80], "0/2": packed[:, 80:]}
+    made = Rounding(calibration).blocks({path: np.ascontiguousarray(x) for path, x in pieces.items()})
+    for path, x in pieces.items():
+        found = made[path].matrix()
+        assert found.shape == x.shape and np.abs(found - x).mean() < 0.02, path
