@@ -46,14 +46,16 @@ Task = Literal["feature-extraction", "fill-mask", "text-classification", "token-
 
 def _weight_dtype_hint(text: str) -> str:
     """Return a hint for a type of the weights alone, which has an option of its own."""
-    return f"For weights in {text}: --weight-dtype {text}" if text in get_args(WeightDtype) else ""
+    return f"For weights in {text}, use --weight-dtype {text}" if text in get_args(WeightDtype) else ""
 
 
 def export(
     context: typer.Context,
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors; of some families a folder.", show_default=False),
+        typer.Argument(
+            help="Weights: a .pt, .pth, .ckpt, .bin or .safetensors file, or a Hugging Face folder.", show_default=False
+        ),
         INPUT,
     ] = None,
     output: Annotated[
@@ -77,11 +79,11 @@ def export(
         typer.Option(help="What a Hugging Face folder is exported for. (Default: what it was saved for.)"),
     ] = None,
     seq_len: Annotated[
-        int | None, size_option("Sequence length of the file. (Default: the model's max_seq_len.)")
+        int | None, size_option("Sequence length of the exported file. (Default: the model's max_seq_len.)")
     ] = None,
-    batch: Annotated[int, size_option("Batch size of the file.")] = 1,
-    heads: Annotated[int | None, size_option("Heads, where the weights do not tell.")] = None,
-    dim_head: Annotated[int | None, size_option("Head size, where the weights do not tell.")] = None,
+    batch: Annotated[int, size_option("Batch size of the exported file.")] = 1,
+    heads: Annotated[int | None, size_option("Number of heads, if the weights do not show it.")] = None,
+    dim_head: Annotated[int | None, size_option("Head size, if the weights do not show it.")] = None,
     mask: Annotated[bool, typer.Option("--mask", help="Add the input mask: bool, True = keep.")] = False,
     attn_bias: Annotated[bool, typer.Option("--attn-bias", help="Add the input attn_bias [H, w, K].")] = False,
     causal: Annotated[bool, typer.Option("--causal", help="AFTLocal: the model was run with a causal mask.")] = False,
@@ -89,7 +91,10 @@ def export(
         bool, typer.Option("--full-mask", help="AFTLocal: add the input full_mask [T, T]; costs O(T²) time.")
     ] = False,
     position_ids: Annotated[
-        bool, typer.Option("--position-ids", help="Hugging Face: add the input position_ids, which else count from 0.")
+        bool,
+        typer.Option(
+            "--position-ids", help="Hugging Face: add the input position_ids; without it positions count from 0."
+        ),
     ] = False,
     mode: Annotated[
         Mode,
@@ -141,19 +146,18 @@ def export(
     atol: Annotated[float | None, number_option("Absolute tolerance of the parity check. (Default: by dtype.)")] = None,
     rtol: Annotated[float | None, number_option("Relative tolerance of the parity check. (Default: by dtype.)")] = None,
     allow_quadratic: Annotated[
-        bool, typer.Option("--allow-quadratic", help="Accept tensors that are square in the sequence length.")
+        bool, typer.Option("--allow-quadratic", help="Accept tensors whose size is the square of the sequence length.")
     ] = False,
     allow_wide_integers: Annotated[
         bool,
         typer.Option(
-            "--allow-wide-integers", help="Accept integers that need more than 32 bits: not every runtime does."
+            "--allow-wide-integers",
+            help="Accept integers that need more than 32 bits, which not every runtime supports.",
         ),
     ] = False,
     dynamic: Annotated[
         str | None,
-        typer.Option(
-            help="Axes that stay open: batch,seq; or none. (Default: those of the model's family, mostly none.)"
-        ),
+        typer.Option(help="Dynamic axes: batch,seq; or none. (Default: those of the model's family, mostly none.)"),
     ] = None,
     max_seq_len: Annotated[
         int | None, size_option("Longest sequence with --dynamic seq. (Default: the example's, or the model's.)")
@@ -162,15 +166,22 @@ def export(
         str | None,
         typer.Option(help="A function that returns your own module: package.module:function or file.py:function."),
     ] = None,
-    factory_args: Annotated[str | None, typer.Option(help="Its keyword arguments, a JSON object.")] = None,
+    factory_args: Annotated[
+        str | None, typer.Option(help="The function's keyword arguments, as a JSON object.")
+    ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(help="With --factory: the checkpoint of its weights. (Default: those that it is made with.)"),
+        typer.Option(
+            help="With --factory: the checkpoint with the weights. (Default: the weights that the function sets.)"
+        ),
         INPUT,
     ] = None,
     module_input: Annotated[
         list[str] | None,
-        typer.Option("--input", help="An input of the module, name:dtype:[sizes], as 'tokens:int64:[1,128]'. Repeat."),
+        typer.Option(
+            "--input",
+            help="An input of the module, name:dtype:[sizes], such as 'tokens:int64:[1,128]'. Repeat for more.",
+        ),
     ] = None,
     load_inputs: Annotated[
         Path | None, typer.Option(help="An .npz with the module's inputs instead.", rich_help_panel=MODULE), INPUT
@@ -180,7 +191,7 @@ def export(
         typer.Option("--allow-pickle", help="Open a pickled module. DANGER: runs any code that is in the file."),
     ] = False,
     force: ForceOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be exported, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be exported, and stop.")] = False,
     output_format: FormatOption = "console",
 ) -> None:
     """Export a checkpoint, or your own module (--factory), to an ONNX file and check it.
@@ -191,7 +202,7 @@ def export(
     """
     values = dict(locals())  # before anything else has a name here
     if standard_ops and no_function_body:
-        raise typer.BadParameter("it contradicts --no-function-body", param_hint="--standard-ops")
+        raise typer.BadParameter("it cannot be used with --no-function-body", param_hint="--standard-ops")
     axes, source = parse_axes(dynamic), weights if checkpoint is None else checkpoint
     common: dict[str, Any] = {name: values[name] for name in BOTH}
     common |= {"function_body": not no_function_body, "quick": checks == "quick", "overwrite": force}
@@ -220,9 +231,11 @@ def export(
         return
     if weights is not None and str(weights) in get_args(WeightDtype):
         raise typer.BadParameter(
-            f"it takes a file; for weights in {weights}: --weight-dtype {weights}", param_hint="--weights"
+            f"it needs a file; for weights in {weights}, use --weight-dtype {weights}", param_hint="--weights"
         )
-    refuse_options(given, MODULE_ONLY, "a checkpoint alone: name the function that makes your module with --factory")
+    refuse_options(
+        given, MODULE_ONLY, "a checkpoint is not enough: name the function that makes your module with --factory"
+    )
     if checkpoint is None:
         raise typer.BadParameter("give a checkpoint, or --factory", param_hint="CHECKPOINT")
     options = {name: values[name] for name in (*CHECKPOINT_ONLY, "entry")} | common

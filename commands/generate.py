@@ -56,13 +56,13 @@ def generate(
         typer.Argument(help="The step file (model_step.onnx), or the engine built from it.", show_default=False),
         INPUT,
     ],
-    prompt: Annotated[str | None, typer.Option(help="Text to go on from.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Read it from this file."), INPUT] = None,
-    prompt_ids: Annotated[str | None, typer.Option(help="Tokens to go on from, as 1,2,3.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this file."), INPUT] = None,
+    prompt_ids: Annotated[str | None, typer.Option(help="Tokens to continue, such as 1,2,3.")] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="The prompt is a message to a chat model, by its folder's template.")
+        bool, typer.Option("--chat", help="Format the prompt as a chat message with the model's chat template.")
     ] = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: what the model is told before.")] = None,
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -82,26 +82,29 @@ def generate(
         ),
     ] = None,
     temperature: Annotated[
-        float | None, number_option("Divides the logits; 0 takes the likeliest token. (Default: the folder's, or 1.)")
+        float | None,
+        number_option(
+            "Divides the logits; 0 takes the likeliest token. (Default: as generation_config.json says; else 1.)"
+        ),
     ] = None,
-    top_k: Annotated[int | None, size_option("Choose among so many likeliest tokens.", least=1)] = None,
+    top_k: Annotated[int | None, size_option("Choose among this many of the likeliest tokens.", least=1)] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(min=0, max=1, callback=finite, help="Choose among the likeliest that together reach this."),
+        typer.Option(
+            min=0, max=1, callback=finite, help="Choose among the likeliest tokens whose probabilities add up to this."
+        ),
     ] = None,
-    repetition_penalty: Annotated[
-        float | None, number_option("Over 1: tokens that were there before become less likely.")
-    ] = None,
+    repetition_penalty: Annotated[float | None, number_option("Above 1, earlier tokens become less likely.")] = None,
     seed: Annotated[int, seed_option("Seed of the sampling.")] = 0,
-    batch: Annotated[int, size_option("How many continuations, each with its own random numbers.", least=1)] = 1,
-    echo: Annotated[bool, typer.Option("--echo", help="Write the prompt too.")] = False,
+    batch: Annotated[int, size_option("Number of continuations, each with its own random numbers.", least=1)] = 1,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt too.")] = False,
     provider: ProviderOption = "auto",
     threads: ThreadsOption = None,
     plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
     cuda_graph: Annotated[
-        bool, typer.Option("--cuda-graph", help="Record the step as a CUDA graph, and replay it (engines).")
+        bool, typer.Option("--cuda-graph", help="Record the step as a CUDA graph and replay it (engines).")
     ] = False,
     output_format: FormatOption = "console",
 ) -> None:
@@ -117,7 +120,7 @@ def generate(
     from ..runtime.generation.tokenizer import OpeningTokenizer
 
     if system is not None and not chat:
-        raise typer.BadParameter("it belongs to --chat", param_hint="--system")
+        raise typer.BadParameter("it needs --chat", param_hint="--system")
     opening = OpeningTokenizer.start(model.parent)
     generator = Generator.open(model, provider, threads, plugin=plugin_asked(plugin, plugin_library), runtime=runtime)
     if cuda_graph:
@@ -130,14 +133,19 @@ def generate(
     )
     given = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids, is_text=tokenizer is not None)
     if chat and isinstance(given, list):
-        raise typer.BadParameter("it takes a text, and a tokenizer.json in the model's folder", param_hint="--chat")
+        raise typer.BadParameter(
+            "it needs a text prompt, and a tokenizer.json in the model's folder", param_hint="--chat"
+        )
     ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, system, chat=chat)
     if not ids and folder.bos is not None:
         ids = [folder.bos]  # as transformers begins a text without a prompt
     if tokenizer is not None:
         _check_rows(ids, tokenizer, generator.vocabulary)
     if generator.session.missing_prefill:
-        warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
+        warn(
+            f"{generator.session.missing_prefill} is missing in the folder of {model.name}: the prompt is read token "
+            "by token."
+        )
     for line in (*generator.session.notes, *folder.notes):
         warn(f"{in_flags(line)}.")
     limit = _default_limit(generator, folder, len(ids)) if max_tokens is None else max_tokens
@@ -295,10 +303,10 @@ class _Run:
         made, rate = sum(map(len, self.rows)), self._rate()
         speed = "" if rate is None else f", {rate:,.0f} a second"
         ending = {
-            "positions": "; the model has no further position",
+            "positions": "; the model has no more positions",
             "interrupted": "; interrupted",
             "stop": "; the model ended the text",
-            "time": "; its time is over (max_time of generation_config.json)",
+            "time": "; the time limit was reached (max_time of generation_config.json)",
         }
         return (
             f"{made} tokens{speed} on {self.generator.session.provider}; prompt of {len(self.prompt)} in "
@@ -332,9 +340,10 @@ def _check_rows(ids: Sequence[int], tokenizer: FolderTokenizer, vocabulary: int)
         name = tokenizer.name(outside)
         named = "" if name is None else f" ({shown(name)})"
         raise UsageError(
-            f"The prompt has the token {outside}{named}, and the model has no such token.",
+            f"The prompt has the token {outside}{named}, which the model does not know.",
             why=f"The model has the tokens 0 to {vocabulary - 1}, and tokenizer.json {tokenizer.size} tokens.",
-            fix="Leave what becomes this token out of the prompt; or copy the model's own tokenizer.json beside it.",
+            fix="Remove the text of this token from the prompt, or copy the model's own tokenizer.json into the "
+            "model's folder.",
         )
 
 
@@ -352,7 +361,7 @@ def _encoded(
     try:
         prompt = text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError("The prompt is no text.", why=f"It is not UTF-8: {error.reason}.") from error
+        raise UsageError("The prompt is not text.", why=f"It is not UTF-8: {error.reason}.") from error
     if not chat:
         return tokenizer.encode(prompt)
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -370,7 +379,9 @@ def _read_prompt(
     sources = {"--prompt": text, "--prompt-file": file, "--prompt-ids": ids}
     given = [flag for flag, value in sources.items() if value is not None]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} were given.", why="There is one prompt.", fix="Keep one of them.")
+        raise UsageError(
+            f"{' and '.join(given)} were given.", why="Only one prompt is allowed.", fix="Give only one of them."
+        )
     if ids is not None:
         return _numbers(ids)
     raw = _read_bytes(file) if text is None else os.fsencode(text)
@@ -381,8 +392,8 @@ def _read_prompt(
     if text is not None:
         raise UsageError(
             "The prompt is text, and the model does not read bytes.",
-            why=f"It has {vocabulary} tokens, and no tokenizer.json lies beside it.",
-            fix="Copy the model's tokenizer.json there, or give numbers: --prompt-ids 1,2,3",
+            why=f"It has {vocabulary} tokens, and there is no tokenizer.json in its folder.",
+            fix="Copy the model's tokenizer.json into that folder, or give token numbers: --prompt-ids 1,2,3",
         )
     return _numbers(raw.decode("ascii", "replace"))
 
@@ -404,15 +415,15 @@ def _read_bytes(file: Path | None) -> bytes:
             ) from error
     elif sys.stdin.isatty():
         raise UsageError(
-            "There is no prompt.",
-            why="The model needs something to go on from.",
+            "The prompt is missing.",
+            why="The model needs a prompt to continue.",
             fix="Give --prompt, --prompt-file or --prompt-ids, or pipe it in.",
         )
     else:
         raw = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
     if len(raw) > MOST_PROMPT_BYTES:
         source = file or "Standard input"
-        raise UsageError(f"{source} is no prompt.", why=f"It is over {MOST_PROMPT_BYTES >> 20} MiB.")
+        raise UsageError(f"{source} is not a prompt.", why=f"It is larger than {MOST_PROMPT_BYTES >> 20} MiB.")
     return raw
 
 

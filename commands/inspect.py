@@ -29,13 +29,14 @@ def inspect(
         Path, typer.Argument(help="A checkpoint, a model.onnx, or a model.engine.", show_default=False), INPUT
     ],
     config: Annotated[
-        Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found beside it.)"), INPUT
+        Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found in its folder.)"), INPUT
     ] = None,
     entry: EntryOption = None,
     write_config: Annotated[
         bool,
         typer.Option(
-            "--write-config", help="Write a configuration to complete beside the checkpoint; never replaces one."
+            "--write-config",
+            help="Write a configuration for you to complete next to the checkpoint; an existing one is kept.",
         ),
     ] = False,
     plugin: PluginOption = "auto",
@@ -53,9 +54,9 @@ def inspect(
     destination = choose(output_format, output, force)
     suffix = file.suffix.lower()
     if write_config and suffix in (".engine", ".onnx"):
-        raise typer.BadParameter("it goes with a checkpoint", param_hint="--write-config")
+        raise typer.BadParameter("it needs a checkpoint", param_hint="--write-config")
     if entry is not None and suffix in (".engine", ".onnx"):
-        raise typer.BadParameter("it goes with a checkpoint", param_hint="--entry")
+        raise typer.BadParameter("it needs a checkpoint", param_hint="--entry")
     if suffix == ".engine":
         from ..onnx_graph.windows import windows_of_sidecar
         from ..runtime.engine.inspect import inspect_engine
@@ -128,7 +129,10 @@ def _print_model(facts: OnnxFacts) -> None:
 def _print_engine(report: EngineReport) -> None:
     facts = report.facts
     say(f"{report.path}  {bytes_text(facts.engine_bytes)}, {facts.dtype}, {facts.backend} {facts.library_version}")
-    say(f"  for     {', '.join(facts.targets)}, {facts.platform}; built {facts.created} on {facts.device or 'no GPU'}")
+    say(
+        f"  for     {', '.join(facts.targets)}, {facts.platform}; built {facts.created} on "
+        f"{facts.device or 'a machine without a GPU'}"
+    )
     say(f"  from    {facts.onnx_name} {facts.onnx_sha256[:12]}…")
     print_signature(facts)
     for profile in facts.options.profiles:
@@ -145,9 +149,9 @@ def _print_engine(report: EngineReport) -> None:
     if report.plugin_problem:
         say(f"  PROBLEM {in_flags(report.plugin_problem)}")
     if not report.unchanged:
-        say("The facts were NOT written for this file: its SHA-256 differs. What they say is void.")
+        say("The sidecar was NOT written for this engine: its SHA-256 differs. Do not rely on the sidecar.")
     if report.layers is None:
-        say(f"Layers cannot be shown here: {report.why_closed}")
+        say(f"Layers cannot be shown on this machine: {report.why_closed}")
     else:
         kinds = ", ".join(f"{kind} {count}" for kind, count in report.layer_kinds().items())
         say(f"Layers: {len(report.layers)}: {kinds}")
@@ -168,15 +172,15 @@ def _print_sidecar(facts: OnnxFacts) -> None:
     from ..core.documents.proof import no_window, not_proven
 
     if facts.sidecar is None:
-        say("No sidecar: nothing is known of its checkpoint or its checks.")
+        say("No sidecar: the file's checkpoint and checks are unknown.")
         return
     if not facts.sidecar_matches:
-        say("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
+        say("The sidecar was NOT written for this file: its SHA-256 differs. Do not rely on the sidecar.")
         return
     sidecar = facts.sidecar
     say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.title}.")
-    say("Checks of the export, as the sidecar states them; whoever can write the sidecar can forge them, and")
-    say("localattn parity compares the file anew:")
+    say("Checks of the export, as stated by the sidecar. Anyone who can write the sidecar can forge them;")
+    say("localattn parity compares the file again:")
     print_checks(sidecar.checks)
     lines = no_window(sidecar.windows, sidecar.checks, str(facts.path))
     for line in (*lines, *not_proven(sidecar.unproven, str(facts.path))):
@@ -193,7 +197,7 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
     for line in description["warnings"]:
         say(f"  WARNING {in_flags(line)}")
     say(f"Class: {description['class'] or 'cannot be told'}   Configuration: {description['config'] or 'none'}")
-    for title, entries in (("Given by the weights", "inferred"), ("Configured", "given")):
+    for title, entries in (("Read from the weights", "inferred"), ("Configured", "given")):
         if description[entries]:
             say(f"{title}:")
             width = max(map(len, description[entries]))
@@ -232,5 +236,5 @@ def _print_template(description: dict[str, Any]) -> None:
     from ..exporter.checkpoint.traceless import placeholders, template_text
 
     if placeholders(description["template"]):
-        say(f"To complete, and save as {description['save_as']} (--write-config writes it there):")
+        say(f"Complete this and save it as {description['save_as']} (--write-config writes that file):")
         say_page(template_text(description["template"]))

@@ -68,7 +68,7 @@ class WindowGeometry:
         if self.causal and self.look_forward:
             raise UsageError(
                 f"look_forward is {self.look_forward} in a causal model.",
-                why="A causal query sees nothing after itself.",
+                why="In a causal model, a query sees no later token.",
                 fix="Set look_forward to 0 or causal to false.",
             )
 

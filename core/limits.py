@@ -38,8 +38,8 @@ def check_threads(threads: int | None) -> None:
         return
     raise UsageError(
         f"threads is {threads}.",
-        why="An operator runs on at least one thread."
+        why="An operator needs at least one thread."
         if threads < 1
-        else f"This machine has {os.cpu_count()} processors; {most_threads()} threads are the most taken here.",
-        fix="Leave it out: the engine then chooses by the processors it finds.",
+        else f"This machine has {os.cpu_count()} processors; at most {most_threads()} threads are accepted.",
+        fix="Leave it out: the engine then chooses by the number of processors.",
     )

@@ -109,8 +109,8 @@ class Tolerance:
         parts = [] if self.atol is None else [f"{self.atol:g} + {self.rtol or 0:g}·|x|"]
         for value, text in (
             (self.relative_rms, "relative rms at most {:g}"),
-            (self.divergence, "of logits a divergence of at most {:g} nats"),
-            (self.agreement, "the same largest logit at {:.0%} of positions"),
+            (self.divergence, "divergence of logits at most {:g} nats"),
+            (self.agreement, "same largest logit at {:.0%} of positions at least"),
             (self.cosine, "cosine at least {:g}"),
         ):
             parts += [] if value is None else [text.format(value)]

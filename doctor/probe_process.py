@@ -67,7 +67,7 @@ def _builder(trt: Any) -> dict[str, Any]:
     """Make a builder, for a package imports even where its libraries do not load."""
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     if builder is None:
-        raise RuntimeError("it makes no builder")
+        raise RuntimeError("it cannot create a builder")
     return {}
 
 
@@ -87,7 +87,7 @@ def provider(name: str) -> dict[str, Any]:
     import onnxruntime as ort
 
     if name not in ort.get_available_providers():
-        raise Missing(f"It is not in this onnxruntime {ort.__version__}.")
+        raise Missing(f"onnxruntime {ort.__version__} here was built without it.")
     if name != "CPUExecutionProvider" and hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
     if name == "TensorrtExecutionProvider":
@@ -118,7 +118,7 @@ def _why_not_started(ort: Any, name: str) -> str:
     options.log_severity_level = 4
     started = ort.InferenceSession(MODEL, options, providers=[name, "CPUExecutionProvider"]).get_providers()
     if name in started:
-        return "it starts and leaves the work to the CPU"
+        return "it starts but leaves the work to the CPU"
     # onnxruntime only logs what its library lacks; the system's loader says it.
     library = f"libonnxruntime_providers_{name.removesuffix('ExecutionProvider').lower()}.so"
     folder = os.path.join(os.path.dirname(ort.__file__), "capi")  # noqa: PTH118, PTH120
@@ -210,7 +210,7 @@ def kernels(image: str, path: str, *wanted: str) -> dict[str, Any]:
     for step in steps:
         code = step()
         if code:
-            raise RuntimeError(f"the GPU gives no context: CUDA error {code}")
+            raise RuntimeError(f"no context on the GPU: CUDA error {code}")
     library = ctypes.CDLL(image)
     text = ctypes.create_string_buffer(1 << 14)
     lines, failed = [], 0

@@ -26,10 +26,10 @@ def canonical(content: bytes) -> Any:
         # Not `onnx.load(path)`, which takes a file named .json or .txt for another format.
         model = onnx.load_model_from_string(content)
     except (DecodeError, ValueError) as error:
-        raise ValueError("It is cut, or is another kind of file.") from error
+        raise ValueError("It is incomplete, or is another kind of file.") from error
     if not model.HasField("graph") or not model.ir_version:
         # An empty file, and some others, parse as an empty message.
-        raise ValueError("It holds no graph.")
+        raise ValueError("It has no graph.")
     if any(isinstance(name, bytes) for name in _names(model)):  # what protobuf gives for other bytes
         raise ValueError("Its names are not in UTF-8.")
     _normalise(model)
@@ -86,7 +86,7 @@ def _import_once(body: Any) -> None:
     for entry in body.opset_import:
         _rename(entry)
         if versions.setdefault(entry.domain, entry.version) != entry.version:
-            raise ValueError(f"It imports the operators of {entry.domain or 'ONNX'!r} in two versions.")
+            raise ValueError(f"It imports two versions of the operators of {entry.domain or 'ONNX'!r}.")
     if len(versions) < len(body.opset_import):
         kept = list(_first(body.opset_import))
         del body.opset_import[:]

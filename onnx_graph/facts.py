@@ -171,7 +171,7 @@ def check_nodes(name: str, model: Any) -> None:
             raise UsageError(
                 f"{name} has an invalid node: {_shown_name(node)}.",
                 why=error.what,
-                fix="Export the model again; localattn does not write such a node.",
+                fix="Export the model again; localattn does not write such nodes.",
             ) from error
 
 

@@ -97,11 +97,11 @@ def _judged(node: Any, element: int, shape: list[Any]) -> GpuNode:
     if served is None:
         why = "no kernel has both sinks and a softcap"
     elif node.op_type in SERVED_BY_OP_TYPE and getattr(served, "has_xpos", False) and base < SMALLEST_XPOS_BASE:
-        why = f"the base of its xpos is {base:g}; kernels take {SMALLEST_XPOS_BASE:g} and above"
+        why = f"its xpos base is {base:g}; kernels need {SMALLEST_XPOS_BASE:g} or more"
     elif head_dim is not None and not NARROWEST_HEAD <= head_dim <= WIDEST_HEAD:
-        why = f"its heads are {head_dim} wide; kernels take {NARROWEST_HEAD} to {WIDEST_HEAD}"
+        why = f"its head size is {head_dim}; kernels support {NARROWEST_HEAD} to {WIDEST_HEAD}"
     elif element == 1 and node.op_type in RINGS_BY_OP_TYPE and (head_dim or 0) > WIDEST_FP32_RING_HEAD:
-        why = f"its heads are {head_dim} wide; fp32 kernels of steps take up to {WIDEST_FP32_RING_HEAD}"
+        why = f"its head size is {head_dim}; fp32 kernels of step nodes support up to {WIDEST_FP32_RING_HEAD}"
     return GpuNode(node, why, _ELEMENT.get(element), head_dim)
 
 

@@ -35,7 +35,7 @@ _LONGEST_CHAIN = 1000
 _FIX = "Export the model again; this file was not made by an exporter."
 _LOOP_FIX = "Give the Loop a count or a condition that ends it, or export the model again."
 _COPY_FIX = "Copy the file again, or export the model again."
-_DATA_FIX = "Keep the external data file beside the model, under its original name."
+_DATA_FIX = "Keep the external data file in the model's folder, under its original name."
 
 # Bits of an element, by the numbers of onnx.TensorProto.DataType. Text has none.
 _BITS = {
@@ -112,7 +112,7 @@ def judge(model: Any, size: int, sizes: Sizes) -> Growth:
     for body in (model.graph, *functions.values()):
         free = _free_names(body)
         if free:
-            raise Refused(f"It reads the value {_shown(min(free))}, which nothing makes.")
+            raise Refused(f"It reads the value {_shown(min(free))}, which no node computes.")
     _check_tensors(model, sizes)
     _check_loops(model, functions)
     return grown
@@ -163,7 +163,7 @@ def functions_of(model: Any) -> dict[Key, Any]:
     for body in model.functions:
         key = (domain_of(body), body.name, body.overload)
         if key in found:
-            raise Refused(f"It has two functions {_shown('::'.join(part for part in key if part))}.")
+            raise Refused(f"It defines twice the function {_shown('::'.join(part for part in key if part))}.")
         found[key] = body
     return found
 
@@ -209,8 +209,8 @@ class _Own:
             held |= {kind for kind, values in _LISTS.items() if len(getattr(attribute, values))}
             if len(held) > 1 or (held and attribute.type not in (0, *held)):
                 raise Refused(
-                    f"The attribute {_shown(attribute.name)} of a node {_shown(node.op_type)} holds another type than "
-                    "it says."
+                    f"The attribute {_shown(attribute.name)} of a node {_shown(node.op_type)} has a value of another "
+                    "type than it states."
                 )
 
 
@@ -274,7 +274,7 @@ def _callees_first(calls: Mapping[Key, set[Key]]) -> Iterator[Key]:
                 ready.append(caller)
     if done < len(calls):
         stuck = min(key[1] for key, count in waiting.items() if count)
-        raise Refused(f"Its functions call each other in a circle, {_shown(stuck)} among them.")
+        raise Refused(f"Its functions call each other in a circle, for example {_shown(stuck)}.")
 
 
 def _grown(entry: _Own, grown: Mapping[Key, Growth]) -> Growth:
@@ -294,9 +294,9 @@ def _check_growth(found: Growth, size: int) -> None:
     if found.size > 2 * size + MOST_ADDED_BYTES:
         raise Refused(f"Its functions call each other so often that it would become {found.size} bytes.")
     if found.depth > DEEPEST_GRAPHS:
-        raise Refused(f"Its graphs lie {found.depth} deep in each other, more than {DEEPEST_GRAPHS}.")
+        raise Refused(f"Its graphs are nested {found.depth} deep; the limit is {DEEPEST_GRAPHS}.")
     if found.calls > DEEPEST_CALLS:
-        raise Refused(f"Its functions call each other {found.calls} deep, more than {DEEPEST_CALLS}.")
+        raise Refused(f"Its functions call each other {found.calls} deep; the limit is {DEEPEST_CALLS}.")
 
 
 # Names: every value is made once, and before it is read.
@@ -317,7 +317,7 @@ def _free_names(graph: Any) -> set[str]:
     twice = [name for names in (given, weights, made, results) for name, count in names.items() if count > 1]
     twice += [name for name in made if name in given or name in weights]
     if twice:
-        raise Refused(f"It has the value {_shown(min(twice))} twice.")
+        raise Refused(f"Two nodes compute the value {_shown(min(twice))}.")
     reads = [_reads(node) for node in graph.node]
     _check_order([{maker[name] for name in names if name in maker} for names in reads])
     known = given.keys() | weights.keys() | made.keys()
@@ -437,7 +437,7 @@ def check_tensor(tensor: Any, sizes: Sizes) -> None:
     """
     name, kind = f"The tensor {_shown(tensor.name)}", tensor.data_type
     if kind != _TEXT and kind not in _BITS:
-        raise Refused(f"{name} has elements of type {kind}, which ONNX has not.")
+        raise Refused(f"{name} has elements of type {kind}, which ONNX does not define.")
     _check_sizes(name, tensor.dims)
     count, external = prod(tensor.dims), tensor.data_location == _EXTERNAL
     typed = {values for values in _ALL_TYPED if len(getattr(tensor, values))}
@@ -452,9 +452,9 @@ def check_tensor(tensor: Any, sizes: Sizes) -> None:
         values = typed.pop()
         found = len(getattr(tensor, values))
         if values != _TYPED.get(kind, "int32_data") or found not in _entries(kind, count):
-            raise Refused(f"{shape}, and holds {found} numbers.", _COPY_FIX)
+            raise Refused(f"{shape}, but holds {found} numbers.", _COPY_FIX)
     elif (kind == _TEXT or len(tensor.raw_data) not in _raw_sizes(kind, count)) and (count or len(tensor.raw_data)):
-        raise Refused(f"{shape}, and holds {len(tensor.raw_data)} bytes.", _COPY_FIX)
+        raise Refused(f"{shape}, but holds {len(tensor.raw_data)} bytes.", _COPY_FIX)
 
 
 def _entries(kind: int, count: int) -> set[int]:
@@ -473,23 +473,23 @@ def _check_external(tensor: Any, shape: str, sizes: Sizes) -> None:
     found: dict[str, str] = {}
     for entry in tensor.external_data:
         if entry.key in found:
-            raise Refused(f"The tensor {_shown(tensor.name)} says its {_shown(entry.key)} twice.")
+            raise Refused(f"The tensor {_shown(tensor.name)} states its {_shown(entry.key)} twice.")
         found[entry.key] = entry.value
     location = found.get("location", "")
     if not lies_inside(location):
-        raise Refused(f"It takes weights from {_shown(location)}, which is no file of its folder.", _DATA_FIX)
+        raise Refused(f"It takes weights from {_shown(location)}, which is not a file in its folder.", _DATA_FIX)
     numbers = [found.get(key, "") for key in ("offset", "length")]
     if not all(text == "" or (text.isascii() and text.isdigit() and len(text) < 20) for text in numbers):
-        raise Refused(f"The tensor {_shown(tensor.name)} says no number where its data lies.")
+        raise Refused(f"The tensor {_shown(tensor.name)} has an offset or a length of its data that is not a number.")
     offset, length = (int(text or 0) for text in numbers)
     needed = _raw_sizes(tensor.data_type, prod(tensor.dims))
     if numbers[1] and length not in needed:
-        raise Refused(f"{shape}, and its external data has {length} bytes.", _COPY_FIX)
+        raise Refused(f"{shape}, but its external data has {length} bytes.", _COPY_FIX)
     there = sizes(location)
     if there is not None and offset + min(needed) > there:
         raise Refused(
-            f"{shape}, and {_shown(location)} has only {max(0, there - offset)} bytes for it.",
-            "The external data file is cut: copy it again, or export the model again.",
+            f"{shape}, but {_shown(location)} has only {max(0, there - offset)} bytes for it.",
+            "The external data file is incomplete: copy it again, or export the model again.",
         )
 
 

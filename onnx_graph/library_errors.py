@@ -71,7 +71,8 @@ def out_of_memory(what: str) -> MissingDependency:
     return MissingDependency(
         what,
         why="There is not enough memory.",
-        fix="Close other programs, or use a machine with more memory; a broken file may also claim more than it holds.",
+        fix="Close other programs, or use a machine with more memory; a broken file may also claim more memory than "
+        "it needs.",
     )
 
 

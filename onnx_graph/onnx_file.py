@@ -33,12 +33,12 @@ IN_MEMORY = 16 << 20
 LARGE_TENSOR = 1 << 14
 _BLOCK = 1 << 20
 # Advice for a link that is not followed.
-_COPY = "Put a copy in the place of the link."
+_COPY = "Replace the link by a copy of the file."
 # A protobuf message has no more bytes than this.
 _LARGEST = 1 << 31
 # That, with room for functions.
 _MOST_BYTES = (1 << 31) - (1 << 20)
-TOO_LARGE = "Its weights are more than 2 GB, which no ONNX model in memory holds."
+TOO_LARGE = "Its weights are larger than 2 GB, the limit of an ONNX model in memory."
 _log = logging.getLogger(__name__)
 
 # Device, inode, size, and the times of the last changes of content and of anything else, in nanoseconds.
@@ -75,7 +75,7 @@ class OnnxFile:
         """Read a file; an `OnnxFile` is returned as it is.
 
         Raises:
-            UsageError: there is no such file, or it cannot be read: it is no plain file, or larger than any model.
+            UsageError: there is no such file, or it cannot be read: it is not a regular file, or larger than any model.
         """
         if isinstance(path, OnnxFile):
             return path
@@ -85,7 +85,7 @@ class OnnxFile:
                 size = os.fstat(stream.fileno()).st_size
                 _log.debug("reading %s, %d bytes", path, size)
                 if size > _LARGEST:
-                    raise _no_model(str(path), "It is larger than 2 GiB, the most that an ONNX file holds.")
+                    raise _no_model(str(path), "It is larger than 2 GiB, the limit of an ONNX file.")
                 if size > IN_MEMORY:
                     return cls(path, None, size, os.dup(stream.fileno()))
                 content = stream.read(IN_MEMORY + 1)
@@ -94,7 +94,9 @@ class OnnxFile:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(f"Cannot read {path}.", why=why) from error
         if len(content) > IN_MEMORY:
-            raise UsageError(f"Cannot read {path}.", why="It grew meanwhile.", fix="Try again when it is complete.")
+            raise UsageError(
+                f"Cannot read {path}.", why="It grew while it was read.", fix="Try again when it is complete."
+            )
         return cls(path, content, len(content))
 
     @classmethod
@@ -172,7 +174,7 @@ class OnnxFile:
             try:
                 return without_weights(mapped, self.path.name, LARGE_TENSOR)
             except ValueError as error:
-                raise ValueError("It is cut, or is another kind of file.") from error
+                raise ValueError("It is incomplete, or is another kind of file.") from error
 
     @cached_property
     def operators(self) -> frozenset[tuple[str, str]]:
@@ -217,7 +219,7 @@ class OnnxFile:
             if not (path.is_relative_to(given) or path.is_relative_to(target)):
                 raise UsageError(
                     f"{self.name} cannot be loaded.",
-                    why=f"Its data {name[:100]!r} is a link to {path}, out of its folder.",
+                    why=f"Its data {name[:100]!r} is a link to {path}, outside its folder.",
                     fix=_COPY,
                 )
         folder = given
@@ -254,7 +256,7 @@ class OnnxFile:
             raise UsageError(
                 f"{self.name} is not complete.",
                 why=f"Its external data {', '.join(missing)[:200]} is missing.",
-                fix="Copy the file that holds the weights beside it, under its name.",
+                fix="Copy the data file into the model's folder, under its original name.",
             )
         model = self.parse_without_weights()
         for tensor in judgement.tensors_of(model) if folder is not None else ():
@@ -321,7 +323,7 @@ class OnnxFile:
                 stream.seek(offset)
                 data = stream.read(length)
         if len(data) < length:
-            raise OSError(f"{said['location']} is cut")
+            raise OSError(f"{said['location']} is incomplete")
         return data
 
     def _bring(self, tensor: Any) -> None:
@@ -385,7 +387,7 @@ class OnnxFile:
         that are there would take all memory.
 
         Raises:
-            UsageError: it is such a file, no ONNX model, or its external data is no plain file.
+            UsageError: it is such a file, no ONNX model, or its external data is not a regular file.
         """
         _ = self._states
         _ = self.growth
@@ -406,7 +408,7 @@ class OnnxFile:
         try:
             judgement.growth(self.model, judgement.functions_of(self.model), self.size, overloads=False)
         except Refused as error:
-            why = f"{engine} does not tell functions apart by overload. {error.why}"
+            why = f"{engine} does not distinguish functions by overload. {error.why}"
             raise UsageError(f"{self.name} cannot be loaded.", why=why, fix=error.fix) from error
 
     def check_same(self) -> None:
@@ -418,9 +420,9 @@ class OnnxFile:
         for path, state in self._states.items():
             if _state(path) != state:
                 raise CheckFailed(
-                    f"{path} was changed while it was opened.",
-                    why="What was checked is not what was loaded.",
-                    fix="Try again when nothing writes there any more.",
+                    f"{path} changed while it was opened.",
+                    why="The file that was checked is not the file that was loaded.",
+                    fix="Try again when no program writes to it.",
                 )
 
 

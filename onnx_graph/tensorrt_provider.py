@@ -59,8 +59,8 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
         if outside_weights(proto) and output.resolve().parent != model.resolve().parent:
             raise UsageError(
                 f"{output} would not find the weights of {model}.",
-                why="They lie in a file beside the model.",
-                fix=f"Write it into {model.resolve().parent}.",
+                why="The weights are in a file in the model's folder.",
+                fix=f"Write the output into {model.resolve().parent}.",
             )
         with refused_as(f"{model} cannot be rewritten.", "Export the model again."):
             found = gpu_nodes(proto)

@@ -186,13 +186,13 @@ class _Reader:
     def message(self, message: Message, start: int, end: int, depth: int) -> None:
         """Read the fields of a message, which may have some already."""
         if depth > _DEEPEST:
-            raise ValueError("messages in messages, too deep")
+            raise ValueError("messages are nested too deeply")
         message._size += end - start
         known = _FIELDS[message._kind]
         for number, wire, value, stop, _ in fields(self._data, start, end):
             self._left -= 1
             if self._left < 0:
-                raise ValueError("more fields than any model has")
+                raise ValueError("it has more fields than any model")
             if number in known:
                 self._field(message._present, *known[number], wire, value, stop, depth)
 
@@ -270,7 +270,7 @@ def fields(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int, int, 
         tag, at = _varint(data, at, end)
         number, wire = tag >> 3, tag & 7
         if tag >> 32 or not number:
-            raise ValueError("no protobuf message")
+            raise ValueError("not a protobuf message")
         value, stop = at, 0
         if wire == _VARINT:
             value, at = _varint(data, at, end)
@@ -282,9 +282,9 @@ def fields(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int, int, 
         elif wire == _GROUP:
             groups.append(number)
             if len(groups) > _DEEPEST:
-                raise ValueError("groups in groups, too deep")
+                raise ValueError("groups are nested too deeply")
         elif wire != _END or not groups or groups.pop() != number:
-            raise ValueError("no protobuf message")
+            raise ValueError("not a protobuf message")
         if at > end:
             raise ValueError("cut")
         if not groups and wire != _END:
@@ -303,7 +303,7 @@ def _varint(data: Data, at: int, end: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise ValueError("a number too long")
+    raise ValueError("a number is too long")
 
 
 # Messages that lead to weights, by the number of the field; "Graphs" is an attribute of which only graphs count.

@@ -66,11 +66,11 @@ def find_compiler(arch: Arch) -> Compiler:
     try:
         given = tuple(shlex.split(os.environ.get("CXX", "")))
     except ValueError as error:
-        raise UsageError("CXX is no command.", why=f"{error}.", fix="Write it as a shell would take it.") from error
+        raise UsageError("CXX is not a valid command.", why=f"{error}.", fix="Write it as in a shell.") from error
     for command in ((given,) if given else ()) + tuple((name,) for name in _COMMANDS[arch]):
         if shutil.which(command[0]) is None:
             if command == given:
-                raise UsageError(f"The compiler {command[0]} cannot be found.", why="It is named by CXX.")
+                raise UsageError(f"The compiler {command[0]} cannot be found.", why="CXX names it.")
             continue
         machine = _ask(command, "-dumpmachine")
         _log.debug("%s makes code for %s", " ".join(command), machine or "an unknown machine")
@@ -86,7 +86,7 @@ def find_compiler(arch: Arch) -> Compiler:
         raise MissingDependency(
             f"There is no C++ compiler for {arch}.",
             why="; ".join(tried) + "." if tried else "Neither GCC nor Clang is installed, nor the package ziglang.",
-            fix=f"Install one: {_INSTALL_ZIG}, or {package}; or name yours in CXX.",
+            fix=f"Install one: {_INSTALL_ZIG}, or {package}; or set CXX to another compiler.",
         ) from missing
 
 

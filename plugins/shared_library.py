@@ -66,8 +66,8 @@ def compile_library(
         first = next((line for line in lines if "error" in line), lines[0] if lines else "")
         raise BuildFailed(f"{compiler.command[0]} could not compile the plugin library.", why=first, fix=fix)
     if not output.is_file():
-        why = f"It ended without an error and wrote no {name}."
-        raise BuildFailed(f"{compiler.command[0]} made no library.", why=why, fix=fix)
+        why = f"It ended without an error but did not write {name}."
+        raise BuildFailed(f"{compiler.command[0]} produced no library.", why=why, fix=fix)
 
 
 def newest_glibc(library: Path) -> str:

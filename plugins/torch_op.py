@@ -148,9 +148,9 @@ def why_no_kernel(query: Tensor, attributes: KernelAttributes) -> str:
     """
     batch, heads, length, head_dim = (query.shape[axis] for axis in attributes.perm)
     if query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"the kernel takes no {query.dtype}"
+        return f"the kernel does not support {query.dtype}"
     if not SMALLEST_HEAD_DIM <= head_dim <= LARGEST_HEAD_DIM:
-        return f"the kernel takes heads {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM} wide, not {head_dim}"
+        return f"the kernel supports head sizes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM}, not {head_dim}"
     if query.device.type == "cuda" and torch.cuda.get_device_capability(query.device) < (8, 0):
         return "the kernel needs a GPU of compute capability 8.0 or later"
     if importlib.util.find_spec("triton") is None:

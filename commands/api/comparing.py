@@ -74,7 +74,8 @@ def parity(
     reference = golden if against is None else against
     if reference is None:
         raise UsageError(
-            "There is nothing to compare with.", fix=f"Give {argument('against')}, or {argument('golden')}, or both."
+            "The command needs something to compare with.",
+            fix=f"Give {argument('against')}, or {argument('golden')}, or both.",
         )
     request = ParityRequest(
         model=Path(model),

@@ -146,25 +146,25 @@ def check_options(
         raise UsageError(f"Unknown mode {mode!r}.", fix="Known: full, step, prefill.")
     if max_seq_len is not None and (seq_len is not None or "seq" not in (dynamic or ())):
         raise UsageError(
-            f"{argument('max_seq_len')} goes with {argument('dynamic', ('seq',))}, and without {argument('seq_len')}."
+            f"{argument('max_seq_len')} needs {argument('dynamic', ('seq',))} and excludes {argument('seq_len')}."
         )
     if chunk is not None and mode == "full":
-        raise UsageError(f"{argument('chunk')} goes with {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
+        raise UsageError(f"{argument('chunk')} needs {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
     if max_length is not None and mode == "full":
         raise UsageError(
-            f"{argument('max_length')} goes with {argument('mode', 'step')}.",
+            f"{argument('max_length')} needs {argument('mode', 'step')}.",
             fix=f"For whole sequences: {argument('seq_len')}, or {argument('max_seq_len')}.",
         )
     for name, value, why in (
-        ("position_ids", position_ids, "A step file counts the positions of its tokens itself."),
-        ("attention_dtype", attention_dtype, "Steps and chunks have no kernels of fp8."),
+        ("position_ids", position_ids, "A step file counts positions itself."),
+        ("attention_dtype", attention_dtype, "Step and prefill files have no fp8 kernels."),
     ):
         if mode != "full" and value not in (None, False):
             raise UsageError(f"{argument(name, value)} does not go with {argument('mode', mode)}.", why=why)
     if chunk is not None and chunk < 1:
-        raise UsageError(f"{argument('chunk')} is {chunk}.", why="A call takes at least 1 token.")
+        raise UsageError(f"{argument('chunk')} is {chunk}.", why="A call needs at least 1 token.")
     if max_length is not None and max_length < 1:
-        raise UsageError(f"{argument('max_length')} is {max_length}.", why="These are positions, 1 at the least.")
+        raise UsageError(f"{argument('max_length')} is {max_length}.", why="A file needs at least 1 position.")
     check_exists(Path(checkpoint))
 
 

@@ -70,10 +70,10 @@ VerboseOption = Annotated[
         count=True,
         show_default=False,
         callback=_set_verbose,
-        help="Show tracebacks and what is decided; -vv: details.",
+        help="Show tracebacks and decisions; -vv: more details.",
     ),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="Hide progress.")]
 _MESSAGES = {"verbose": VerboseOption, "quiet": QuietOption}
 
 
@@ -192,14 +192,18 @@ def print_stopped(written: Sequence[str], left: Sequence[str] = ()) -> None:
         written: outputs that are in their places.
         left: temporary folders that cannot be removed.
     """
-    _remark(f"Stopped; written before: {', '.join(written)}." if written else "Stopped; nothing was written.")
+    _remark(
+        f"Stopped; these files were already written: {', '.join(written)}."
+        if written
+        else "Stopped; nothing was written."
+    )
     if left:
         _remark(f"These temporary folders cannot be removed: {', '.join(left)}.")
 
 
 def print_fault(error: Exception) -> None:
     """Print an unexpected error in two lines on stderr; the traceback under -v."""
-    advice = "This is a fault of localattn. Run again with -v and report what it prints."
+    advice = "This is a bug in localattn. Run again with -v and report what it prints."
     _print_failure(error, f"{type(error).__name__}: {first_line(error)}", advice)
 
 

@@ -75,12 +75,12 @@ def export_users_module(
     from ..api.exporting import export_module
 
     if module_input and load_inputs is not None:
-        raise UsageError("--input and --load-inputs are both given.", fix="Give one of them.")
+        raise UsageError("--input and --load-inputs exclude each other.", fix="Give only one of them.")
     if not module_input and load_inputs is None:
         raise UsageError("The module's inputs are not given.", fix="Add --input name:dtype:[shape], or --load-inputs.")
     if allow_pickle and weights is not None:
         warn(
-            f"--allow-pickle runs whatever code {weights} holds: whoever wrote that file can do anything "
+            f"--allow-pickle runs any code that {weights} contains: whoever wrote that file can do anything "
             "that you can on this machine"
         )
     step("Making the module")

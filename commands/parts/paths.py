@@ -36,7 +36,7 @@ class OutputPath:
 
 
 INPUT = InputPath()
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace existing files, each by one of the same kind.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing files, if they are of the same kind.")]
 
 
 def declared_paths(command: Callable[..., Any]) -> dict[str, InputPath | OutputPath]:

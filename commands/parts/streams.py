@@ -51,7 +51,7 @@ class _Result(io.FileIO):
             raise OutputLost(
                 "The result cannot be written to standard output.",
                 why=f"{error.strerror or error}.",
-                fix="Free space, or send the output elsewhere. Files that were written before this are complete.",
+                fix="Free space, or send the output elsewhere. Files that were already written are complete.",
             ) from error
 
 

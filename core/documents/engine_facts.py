@@ -153,9 +153,9 @@ def read_engine_facts(engine: Path) -> EngineFacts:
     try:
         text = read_plain(path, MAX_BYTES)
     except OSError as error:
-        why = "The facts of an engine lie beside it: which library and GPU it is for, which plugin it needs."
+        why = "An engine needs its sidecar, which names its library, its GPU and its plugin."
         raise UsageError(
-            f"Cannot read {path}.", why=why, fix="Copy it together with the engine, or build the engine again."
+            f"Cannot read {path}.", why=why, fix="Copy the sidecar together with the engine, or build the engine again."
         ) from error
     what, fix = f"{path} does not describe an engine.", "Build the engine again with localattn build."
     return parse_facts(EngineFacts, path, text, lambda why: UsageError(what, why=why, fix=fix))

@@ -73,5 +73,5 @@ class StepFacts(Facts):
     def why_positions_end(self) -> str:
         """A sentence that says why there is no position past `max_positions`."""
         if self.max_positions == LARGEST_SIZE:
-            return f"The file counts {LARGEST_SIZE:,} positions, as many as 32 bits hold."
-        return f"The model learned numbers for each of {self.max_positions} positions."
+            return f"The file counts at most {LARGEST_SIZE:,} positions, the largest number in 32 bits."
+        return f"The model learned embeddings for {self.max_positions} positions only."

@@ -36,7 +36,7 @@ def check_fits(what: str, size: int, fix: str) -> None:
     if limit is not None and size > limit:
         raise MissingDependency(
             f"{what} does not fit into memory.",
-            why=f"It takes {size / 2**30:,.1f} GiB, and this process can have {limit / 2**30:,.1f} GiB.",
+            why=f"It needs {size / 2**30:,.1f} GiB, and this process may use {limit / 2**30:,.1f} GiB.",
             fix=fix,
         )
 

@@ -32,7 +32,8 @@ def host_arch() -> Arch:
         if arch == found:
             return arch
     raise UsageError(
-        f"No plugin library is built for {found} processors.", fix=f"Give {argument('arch', 'x86_64')} or aarch64."
+        f"Plugin libraries cannot be built for {found} processors.",
+        fix=f"Give {argument('arch', 'x86_64')} or aarch64.",
     )
 
 

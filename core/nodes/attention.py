@@ -116,7 +116,7 @@ def xpos_problem(head_dim: int) -> str:
     """Return why xpos cannot scale heads of this width, or "" if it can."""
     if head_dim >= 2 and head_dim % 2 == 0:
         return ""
-    return f"Heads are {head_dim} wide; xpos scales channels in pairs."
+    return f"the head size is {head_dim}, but xpos scales channels in pairs and needs an even size."
 
 
 def check_xpos(head_dim: int) -> None:

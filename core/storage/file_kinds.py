@@ -30,7 +30,7 @@ MODEL = "an ONNX file"
 PROGRAM = "a library or program"
 ARCHIVE = "a tar"
 ZIP = "a ZIP archive"
-FACTS = "the facts of a model, engine, library or bundle"
+FACTS = "the sidecar of a model, engine or library, or the manifest of a bundle"
 CONFIG = "the configuration of a model"
 REPORT = "a JSON report"
 DOCUMENT = "another JSON document"
@@ -50,8 +50,7 @@ class Kind:
         contents: what an existing file must contain to be replaced by one of this kind, as `contents_of` returns it.
         facts: whether a file of facts (`NAME.json`) is written beside it.
         folder: whether a folder of this name may exist; it is checked by the code that writes into it.
-        extended: whether an existing file is read and extended, which needs no permission; one of this kind it must be,
-            an empty file is none.
+        extended: whether an existing file is extended without --force; it must already be of this kind and not empty.
         companion: whether it is published together with the main output, whose facts describe it.
     """
 
@@ -108,7 +107,7 @@ def name_error(path: Path, kinds: tuple[Kind, ...]) -> UsageError:
     known = [suffix for kind in kinds for suffix in kind.suffixes]
     return UsageError(
         f"{path} is not called {' or '.join(kind.name for kind in kinds)}.",
-        why="What a file is can be told from its suffix, and NAME.onnx.json holds the facts of NAME.onnx.",
+        why="The suffix tells what a file is, and NAME.onnx.json is the sidecar of NAME.onnx.",
         fix=f"Give it a name that ends in {', '.join(known)}." if known else "Choose another suffix, or none.",
     )
 

@@ -184,7 +184,7 @@ def _locked_folder(target: Path, parent: OpenFolder, wait: bool) -> OpenFolder:
             if not wait and time.monotonic() > deadline:
                 raise UsageError(
                     f"{target} is being written by another process.",
-                    why="Only one can write a file at a time.",
+                    why="Only one process can write a file at a time.",
                     fix="Wait until it has finished, or choose another name.",
                 ) from None
             lost = 0
@@ -224,7 +224,7 @@ def _locked_folder(target: Path, parent: OpenFolder, wait: bool) -> OpenFolder:
 
 def _not_ours(target: Path, folder: Path) -> UsageError:
     return UsageError(
-        f"Cannot write {target}.", why=f"{folder} is not a folder of yours.", fix="Look at what it is, and remove it."
+        f"Cannot write {target}.", why=f"{folder} is not your folder.", fix="Look at its contents, and remove it."
     )
 
 
@@ -327,8 +327,8 @@ def look_again(target: Path, place: OpenFolder) -> None:
     if not place.is_at(target.absolute().parent):
         raise UsageError(
             f"Cannot write {target}.",
-            why="Its folder was replaced by another one during the work.",
-            fix="Write into a folder that nobody else can write to.",
+            why="Its folder was replaced during the work.",
+            fix="Choose a folder that nobody else can write to.",
         )
 
 
@@ -336,8 +336,8 @@ def displaced(target: Path) -> UsageError:
     """Return the error to raise where another file lies in a place as soon as it was written."""
     return UsageError(
         f"{target} was replaced as soon as it was written.",
-        why="Somebody else can write to its folder, and did.",
-        fix="Write into a folder of your own.",
+        why="Another user or program wrote to its folder.",
+        fix="Choose a folder that only you can write to.",
     )
 
 
@@ -345,7 +345,7 @@ def displaced(target: Path) -> UsageError:
 _REMEDIES = {
     errno.ENOSPC: "Free some space on that disk, or write to another one.",
     errno.EDQUOT: "Free some space, or write to another disk.",
-    errno.EFBIG: "Write to a disk that takes files of this size.",
+    errno.EFBIG: "Choose a disk that supports files of this size.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
 }
 

@@ -231,7 +231,7 @@ def _verified(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, An
         image = loadable(data, kind.file_name)
     except OSError as error:
         why = error.strerror or str(error)
-        raise UsageError(f"{path} cannot be loaded.", why=f"No copy of it can be made: {why}.") from error
+        raise UsageError(f"{path} cannot be loaded.", why=f"It cannot be copied: {why}.") from error
     return Library(kind, path, digest, facts, image)
 
 
@@ -325,10 +325,10 @@ def prepare_cache(arch: str) -> Path:
         UsageError: there is no place for it, or others can write there.
     """
     folder = cache_folder()
-    elsewhere = "Give a path for the library, and name it where it is used."
+    elsewhere = "Choose another path for the library, and give that path where the library is used."
     if folder is None:
         raise UsageError(
-            "There is no folder to keep libraries in.", why="HOME and XDG_CACHE_HOME are not set.", fix=elsewhere
+            "There is no cache folder for libraries.", why="HOME and XDG_CACHE_HOME are not set.", fix=elsewhere
         )
     try:
         folder.parents[1].mkdir(mode=0o700, parents=True, exist_ok=True)

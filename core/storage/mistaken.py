@@ -31,7 +31,7 @@ def check_exists(path: Path) -> None:
     if _HUB_NAME.fullmatch(name) and path.suffix.lower() not in _WEIGHTS and not os.path.lexists(path.parent):
         raise UsageError(
             f"There is no folder {name}.",
-            why="Nothing is downloaded; a model of the Hugging Face Hub is exported from a folder.",
+            why="localattn downloads nothing; a model of the Hugging Face Hub is exported from a local folder.",
             fix=f"hf download {name} --local-dir {path.name}, then export {path.name}.",
         )
     try:
@@ -45,7 +45,7 @@ def check_exists(path: Path) -> None:
 
 
 def refuse_mistaken(path: Path, start: bytes | None = None, *, tars: bool = True) -> None:
-    """Refuse a file that is one of these; a file that cannot be read is left to the code that opens it.
+    """Refuse a file that is not a model at all; damaged or unreadable files are reported by their reader.
 
     Args:
         path: the file.
@@ -53,7 +53,7 @@ def refuse_mistaken(path: Path, start: bytes | None = None, *, tars: bool = True
         tars: whether a plain tar is refused too.
 
     Raises:
-        UsageError: it is one of them; the text says how to get the file that was meant.
+        UsageError: it is such a file; the text says how to get the model that was meant.
     """
     if start is None:
         try:
@@ -71,13 +71,14 @@ def refuse_mistaken(path: Path, start: bytes | None = None, *, tars: bool = True
     if (tars or packed) and _is_tar(_unpacked(start) if packed else start):
         raise UsageError(
             f"{path} is a {'compressed ' if packed else ''}tar, not a model.",
-            why="A bundle is such a tar, with the model in its folder model/.",
-            fix=f"Unpack it: tar x{'z' if packed else ''}f {name}, and give the file in it. "
+            why="It may be a bundle, which has the model in its folder model/.",
+            fix=f"Unpack it: tar x{'z' if packed else ''}f {name}, and give the path of the model in it. "
             + ("A folder is checked by" if packed else "It is checked by")
             + f": localattn bundle verify {'FOLDER' if packed else name}",
         )
     if packed:
-        raise UsageError(f"{path} is compressed (gzip).", why="Nothing reads it so.", fix=f"Unpack it: gunzip {name}")
+        why = "Compressed files are not read."
+        raise UsageError(f"{path} is compressed (gzip).", why=why, fix=f"Unpack it: gunzip {name}")
 
 
 def _is_tar(start: bytes) -> bool:

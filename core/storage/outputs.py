@@ -127,12 +127,14 @@ def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), ove
         _check_name(path, kind)
         place = path.absolute().parent.resolve() / path.name
         if place in seen:
-            raise UsageError(f"{path} is written twice.", why="Two outputs have this name.", fix="Rename one of them.")
+            raise UsageError(f"{path} is named twice.", why="Two outputs have this path.", fix="Rename one of them.")
         seen.add(place)
         _check_place(path, kind, read)
         if is_file(path) and not overwrite and not kind.extended:
             raise UsageError(
-                f"{path} exists.", why="Nothing is replaced unasked.", fix=f"Add {argument('overwrite', True)}."
+                f"{path} already exists.",
+                why="Existing files are kept.",
+                fix=f"Use {argument('overwrite', True)} to overwrite it.",
             )
     for path, kind in files:
         if is_file(path):
@@ -151,7 +153,7 @@ def _check_name(path: Path, kind: Kind) -> None:
     if len(os.fsencode(path.name)) > longest:
         raise UsageError(
             f"The name {path.name[:40]}… is too long.",
-            why=f"It has {len(os.fsencode(path.name))} bytes, and the file system takes {longest}.",
+            why=f"It has {len(os.fsencode(path.name))} bytes; the file system allows {longest}.",
             fix="Choose a shorter name.",
         )
 
@@ -169,16 +171,16 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
     except OSError as error:
         raise write_error(path, error) from error
     if stat.S_ISLNK(mode):
-        fix = "Write to that file itself, or choose another name."
+        fix = "Give the path of that file, or choose another name."
         raise _not_replaced(path, f"It is a symbolic link to {path.readlink()}.", fix)
     link = link_of_another(path)
     if link is not None:
-        why = f"{link} on the way to it is a symbolic link of another user."
-        raise _not_replaced(path, why, "Name the folder that it leads to, or choose another name.")
+        why = f"{link}, a part of the path, is a symbolic link of another user."
+        raise _not_replaced(path, why, "Give the folder that it leads to, or choose another path.")
     if kind.folder and stat.S_ISDIR(mode):
         for inside in read.values() if kind.contents else ():
             if path.resolve() in inside.resolve().parents:
-                raise _not_replaced(path, f"The command reads {inside}, which lies in it.", "Choose another name.")
+                raise _not_replaced(path, f"It contains {inside}, which the command reads.", "Choose another name.")
         return
     if not stat.S_ISREG(mode) or (kind.folder and not kind.contents):
         what = "a folder" if stat.S_ISDIR(mode) else "a file" if stat.S_ISREG(mode) else "a device, a pipe or a socket"

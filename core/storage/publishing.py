@@ -37,7 +37,7 @@ _LONGEST_NAME = 255  # bytes
 SEAL = "facts_sha256"
 # The entries that hold the SHA-256 of the file they describe, each with the advice where it differs.
 _DIGESTS = {
-    "model_sha256": "Copy them again together, or make them again; to use the file as it is, remove {}.",
+    "model_sha256": "Copy both files again, or create both again; to use the file without its sidecar, remove {}.",
     "engine_sha256": "Copy engine and {} together, or build the engine again: localattn build.",
 }
 # External data written here carries the first hex digits of its SHA-256 in its name.
@@ -163,19 +163,19 @@ def _leftover(main: Path, names: Collection[str]) -> Iterator[OpenFolder | None]
         try:
             folder = parent.open(batch.name)
         except OSError as error:
-            raise _foreign(batch, "It cannot be told whether an interrupted write left it.") from error
+            raise _foreign(batch, "This system does not show whether an interrupted write left it.") from error
         try:
             if folder.descriptor is None:  # Windows, where folders cannot be opened
-                raise _foreign(batch, "It cannot be told whether an interrupted write left it.")
+                raise _foreign(batch, "This system does not show whether an interrupted write left it.")
             if folder.stat().st_uid != os.geteuid():
                 raise _foreign(batch, "It belongs to another user.")
             found = folder.names()
             for name in found:
                 if name != MARK and not _is_own(name, folder.descriptor, main, names):
-                    raise _foreign(batch, f"A write of {main.name} would not have left {name!r} in it.")
+                    raise _foreign(batch, f"It contains {name!r}, which a write of {main.name} does not produce.")
             # Who can write to the folder above can give this name to any folder of the user's.
             if found and not is_marked(folder):
-                raise _foreign(batch, f"It lacks the file {MARK}, which a write leaves in it.")
+                raise _foreign(batch, f"It lacks the file {MARK}, which an interrupted write leaves.")
             yield folder
         finally:
             folder.close()
@@ -196,7 +196,7 @@ def _is_own(name: str, folder: int, main: Path, names: Collection[str]) -> bool:
 
 
 def _foreign(batch: Path, why: str) -> UsageError:
-    fix = "Look at what it holds, and remove it."
+    fix = "Look at its contents, and remove it."
     return UsageError(f"{batch} is in the way.", why=why, fix=fix)
 
 
@@ -208,7 +208,7 @@ def sealed(text: str) -> str:
     """
     document = json.loads(text)
     if not isinstance(document, dict):
-        raise ValueError("facts are a table")
+        raise ValueError("a sidecar is a JSON object")
     document[SEAL] = _seal(document)
     return json.dumps(document, indent=2) + "\n"
 
@@ -232,9 +232,9 @@ def check_seal(path: Path, text: bytes) -> None:
         intact = False
     if not intact:
         raise CheckFailed(
-            f"{path} was altered.",
-            why=f"Its entries do not give its {SEAL}.",
-            fix="Copy it again together with its model, or make both again.",
+            f"{path} was changed after it was written.",
+            why=f"Its entries do not match its {SEAL}.",
+            fix="Copy it again together with its model, or create both again.",
         )
 
 
@@ -269,12 +269,12 @@ def _changed(model: Path, name: str, fix: str) -> CheckFailed:
     if batch is not None:
         return CheckFailed(
             f"The write that replaced {name} was interrupted.",
-            why=f"{sidecar_path(model).name} is still the older one; the rest of the newer files is in {batch.name}.",
-            fix=f"Repeat what wrote it, with {argument('overwrite', True)}: that finishes the write.",
+            why=f"{sidecar_path(model).name} is still the old one; the other new files are in {batch.name}.",
+            fix=f"Run the command that wrote it again with {argument('overwrite', True)}, which completes the write.",
         )
     return CheckFailed(
         f"{name} is not the file that {sidecar_path(model).name} was written for.",
-        why="Its SHA-256 differs: one of the two was altered, or replaced alone.",
+        why="Its SHA-256 differs: one of the two files was changed or replaced without the other.",
         fix=fix.format(sidecar_path(model)),
     )
 

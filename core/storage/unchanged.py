@@ -49,8 +49,8 @@ class Unchanged:
             if _identity(path) != known:
                 raise UsageError(
                     f"{path} changed while it was read.",
-                    why="Its weights and its SHA-256 would be those of two different files.",
-                    fix="Wait until nothing writes there, or copy it, and run again.",
+                    why="Its weights and its SHA-256 would belong to two different files.",
+                    fix="Wait until nothing writes to it, or copy it; then run again.",
                 )
 
 

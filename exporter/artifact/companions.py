@@ -32,7 +32,7 @@ def check_companions(folder: Path, names: Sequence[str], output: Path) -> list[P
 
     Raises:
         UsageError: another file of one of these names lies there, which is never replaced; or one of the folder is a
-            link out of it, no plain file, too large, or not the JSON or text that its name says.
+            link out of it, not a regular file, too large, or not the JSON or text that its name says.
     """
     found = []
     for source in (folder / name for name in names):
@@ -50,8 +50,8 @@ def check_companions(folder: Path, names: Sequence[str], output: Path) -> list[P
         elif not is_file(place) or sha256(place) != hashlib.sha256(content).hexdigest():
             raise UsageError(
                 f"{place} is not replaced.",
-                why=f"It is another file than the {source.name} of {folder}, which belongs beside {output.name}.",
-                fix="Write into a folder of its own.",
+                why=f"It differs from the {source.name} of {folder}, which must be copied next to {output.name}.",
+                fix="Choose another folder for the output.",
             )
     return found
 
@@ -72,7 +72,9 @@ def check_inside(source: Path, folder: Path) -> None:
         raise _unusable(source, "It is a link that leads nowhere.") from error
     within = [inside, *(above.parent / "blobs" for above in inside.parents if above.name == "snapshots")]
     if not any(place in real.parents for place in within):
-        raise _unusable(source, f"It is a link to {real}, outside of {folder}, and would be copied beside the output.")
+        raise _unusable(
+            source, f"It is a link to {real}, outside {folder}, which would be copied to the output's folder."
+        )
 
 
 def check_content(source: Path, content: bytes) -> None:
@@ -92,13 +94,13 @@ def check_content(source: Path, content: bytes) -> None:
                 raise _unusable(source, f"It has more than {_MOST_VALUES:,} values.")
             json.loads(text)
     except UnicodeDecodeError as error:
-        raise _unusable(source, "It is no text in UTF-8.") from error
+        raise _unusable(source, "It is not UTF-8 text.") from error
     except (ValueError, RecursionError) as error:
-        raise _unusable(source, f"It is no JSON: {str(error)[:200]}.") from error
+        raise _unusable(source, f"It is not JSON: {str(error)[:200]}.") from error
 
 
 def _unusable(source: Path, why: str) -> UsageError:
-    fix = f"Put the file itself there, or remove {source.name} if the model does not need it."
+    fix = f"Put a readable copy of {source.name} in its place, or remove it if the model does not need it."
     return UsageError(f"{source} cannot be copied.", why=why, fix=fix)
 
 

@@ -45,8 +45,8 @@ class FileOptions(CheckOptions):
     def __post_init__(self) -> None:
         if self.standard_ops and not self.function_body:
             raise UsageError(
-                "standard_ops=True and function_body=False contradict each other.",
-                why="A file in standard operators computes the attention in them.",
+                "standard_ops=True and function_body=False exclude each other.",
+                why="A file in standard operators needs the function body, from which its attention is made.",
                 fix="Leave one of them out.",
             )
 

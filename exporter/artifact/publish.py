@@ -40,7 +40,7 @@ _PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime
 
 # What to do about a failed check.
 _WIDER = f"To accept this difference, raise {argument('atol')} or {argument('rtol')}."
-_REPORT = "Run again with -v for more, or report the model's configuration."
+_REPORT = "Run again with -v for details, and report the model's configuration."
 
 
 def held_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
@@ -164,7 +164,7 @@ def finish_export(
         for model in models.values():
             _drop_attention_functions(model)
         data = save()
-        bare = {"name": "onnx checker, no functions", "detail": "checked above with the functions"}
+        bare = {"name": "onnx checker, no functions", "detail": "already checked, before the functions were removed"}
         for staged, records in zip(models, checks, strict=True):
             records.append(check_model(staged).model_copy(update=bare))
     progress("Writing")

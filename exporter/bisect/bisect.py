@@ -80,9 +80,9 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     boundaries = find_boundaries(bisection.index, recording)
     if not any(boundary.path for boundary in boundaries):
         raise UsageError(
-            f"{path} does not say which module its nodes came from.",
-            why="No value of the graph could be matched with a module's output.",
-            fix="Export the model with localattn, and compare that file.",
+            f"{path} does not record which module its nodes came from.",
+            why="No value in the graph matches a module's output.",
+            fix="Export the model with localattn and bisect that file.",
         )
     progress("Running the file")
     return bisection.report(inputs, recording, boundaries, notes)
@@ -139,7 +139,7 @@ class _Bisection:
         """Write a note for each output that misses its tolerance although no module is to blame."""
         return [
             f"{m.value} misses the table of tolerances ({self.plain.describe()}) by {miss:.2g}, and no module "
-            f"is to blame: the rounding of {self.dtype} adds up"
+            f"causes it alone: rounding errors of {self.dtype} add up"
             for m in measured
             if m.value in self.index.outputs and (miss := m.comparison.excess(self.plain)) > 0
         ]

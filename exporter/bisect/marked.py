@@ -50,9 +50,9 @@ def onnx_file_of(model: Path) -> Path:
     path = model.with_name(facts.onnx_name)
     if not path.is_file():
         raise UsageError(
-            f"{path} is not there.",
-            why=f"To look into {model.name}, the ONNX file it was built from is needed.",
-            fix="Copy it beside the engine.",
+            f"{path} is missing.",
+            why=f"Bisecting {model.name} needs the ONNX file that it was built from.",
+            fix="Copy that file into the engine's folder.",
         )
     if sha256(path) != facts.onnx_sha256:
         raise CheckFailed(f"{path} is not the file {model.name} was built from.", why="Its SHA-256 differs.")
@@ -81,7 +81,7 @@ def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, 
     source = onnx_file_of(model)
     for name in external_files(document):
         if not lies_inside(name):
-            raise UsageError(f"The external data of the model is not beside it: {name}.")
+            raise UsageError(f"The model's external data file {name} is missing in its folder.")
         _link(source.parent / name, folder / name)
     marked = folder / "marked.onnx"
     marked.write_bytes(document.SerializeToString())
@@ -99,7 +99,7 @@ def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
     if facts.plugin is not None:
         if facts.plugin.kind != "library":
             raise UsageError(
-                "An engine with ahead-of-time plugins cannot be built again here.",
+                "Bisecting rebuilds the engine, which is not possible with ahead-of-time plugins.",
                 fix=f"Bisect the ONNX file, or an engine built with {argument('plugin', 'library')}.",
             )
         plugin = PluginChoice("library", find_library(facts.plugin, request.model, request.plugin), asked="library")

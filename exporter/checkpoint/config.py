@@ -90,7 +90,7 @@ def check_names(entry: ClassEntry, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if name in entry.unsupported:
             if value is None or value is False:
                 continue
-            raise UsageError(f"{entry.name} cannot be given {name}.", why=entry.unsupported[name])
+            raise UsageError(f"{name} cannot be set for {entry.name}.", why=entry.unsupported[name])
         if name not in entry.args.model_fields:
             raise UsageError(
                 f"{entry.name} has no argument {shown(name)}.",
@@ -108,8 +108,8 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
     """
     if not isinstance(document, Mapping):
         raise UsageError(
-            f"{source} holds {shown(document)}.",
-            why="A config is one table of class, kwargs and hyper_connections.",
+            f"{source} contains {shown(document)}.",
+            why="A configuration is one table of class, kwargs and hyper_connections.",
             fix='Example: {"class": "local_attention.LocalMHA", "kwargs": {"window_size": 128}}',
         )
     for name in document:
@@ -122,9 +122,9 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
     left = placeholders(document)
     if left:
         raise UsageError(
-            f"{source} is not complete: {', '.join(left)}.",
+            f"{source} is incomplete: {', '.join(left)}.",
             why=f"{next(iter(left))} is still {shown(next(iter(left.values())), 120)}.",
-            fix="Fill in each of them, or remove its entry where it says so.",
+            fix="Fill in each entry, or remove it where its text allows that.",
         )
     kwargs = document.get("kwargs")
     if kwargs is None:
@@ -133,7 +133,8 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
         raise UsageError(f"{source}: kwargs is {shown(kwargs)}.", why="It is a table of arguments.")
     if not _is_small(kwargs):
         raise UsageError(
-            f"{source}: kwargs has more than {_MOST_VALUES} values.", why="A few arguments are all it takes."
+            f"{source}: kwargs has more than {_MOST_VALUES} values.",
+            why="A model's constructor needs only a few arguments.",
         )
     class_name = document.get("class")
     if class_name is not None:
@@ -164,18 +165,20 @@ def load_config(path: Path) -> RawConfig:
     """
     suffix = path.suffix.lower()
     if suffix not in CONFIG_SUFFIXES:
-        raise UsageError(f"{path} is not a config.", fix=f"Name it {', '.join(CONFIG_SUFFIXES)}.")
+        raise UsageError(f"{path} is not a configuration.", fix=f"Name it {', '.join(CONFIG_SUFFIXES)}.")
     try:
         content = read_plain(path, LARGEST_FILE)
         if len(content) > LARGEST_FILE:
             raise UsageError(
-                f"{path} is over {LARGEST_FILE >> 10} KiB.", why="A config is a few lines.", fix="Check the path."
+                f"{path} is larger than {LARGEST_FILE >> 10} KiB.",
+                why="A configuration has only a few lines.",
+                fix="Check the path.",
             )
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text.", why="It is not a config.") from error
+        raise UsageError(f"{path} is not UTF-8 text.", why="It is not a configuration.") from error
     return parse_config(read_document(text, path), str(path))
 
 
@@ -193,7 +196,7 @@ def adds_residual_only(version: object) -> bool:
     if match is None:
         raise UsageError(
             f"hyper_connections is {shown(version)}.",
-            why="It is the release the model was trained with, as text.",
+            why="The entry is the release that the model was trained with, as text.",
             fix='Example: "hyper_connections": "0.4.11"',
         )
     release = tuple(int(part) for part in match[1].split("."))

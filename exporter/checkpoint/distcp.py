@@ -73,18 +73,20 @@ def read_distcp(folder: Path, known: Unchanged) -> tuple[dict[str, Any], list[Pa
             continue
         budget -= math.prod(stored.size) * stored.properties.dtype.itemsize
         if budget < 0 or any(size < 0 for size in stored.size):
-            raise _broken(folder, f"{name} claims the shape {list(stored.size)}: more data than its files hold.")
+            raise _broken(folder, f"{name} claims the shape {list(stored.size)}: more data than its files contain.")
         if not _covered(stored):
-            raise _broken(folder, f"Its parts do not make up the whole of {name}, which is {list(stored.size)}.")
+            raise _broken(folder, f"Its parts do not add up to {name}, whose shape is {list(stored.size)}.")
         tensors[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     if skipped and not tensors:
         raise UsageError(
-            f"{folder} holds the state of an optimizer, not the weights of a model.",
-            why=f"All of its {skipped} tensors are in entries of an optimizer.",
+            f"{folder} contains the state of an optimizer, not the weights of a model.",
+            why=f"All of its {skipped} tensors belong to an optimizer.",
             fix="Give the folder of the model's weights.",
         )
     if not tensors:
-        raise UsageError(f"{folder} holds no tensors.", why="Its metadata names none.", fix="Copy all of it again.")
+        raise UsageError(
+            f"{folder} contains no tensors.", why="Its metadata lists no tensor.", fix="Copy the whole folder again."
+        )
     _fill(folder, metadata, tensors)
     notes = [f"read from {len(files)} file(s) of torch.distributed.checkpoint"]
     if skipped:
@@ -165,7 +167,7 @@ def _metadata(folder: Path) -> Any:
     except FileNotFoundError as error:
         raise UsageError(
             f"{folder} has no {METADATA}.",
-            why="It says which file holds which part of each tensor of torch.distributed.checkpoint.",
+            why="This file of torch.distributed.checkpoint says which file holds which part of each tensor.",
             fix=f"Copy it too: its name begins with a dot, so that `cp {folder}/*` leaves it out.",
         ) from error
     except OSError as error:
@@ -177,7 +179,7 @@ def _metadata(folder: Path) -> Any:
         if not isinstance(metadata, Metadata) or not isinstance(metadata.state_dict_metadata, dict):
             raise pickle.UnpicklingError("It is not the metadata of a checkpoint.")
         if not isinstance(metadata.storage_data, dict):
-            raise pickle.UnpicklingError("It does not say where its tensors lie.")
+            raise pickle.UnpicklingError("It does not say where its tensors are.")
         if getattr(metadata, "storage_meta", None) is None:
             from torch.distributed.checkpoint.metadata import StorageMeta
 
@@ -187,9 +189,9 @@ def _metadata(folder: Path) -> Any:
     except Exception as error:  # the file controls what the unpickler does
         if isinstance(error, pickle.UnpicklingError) and str(error).startswith("It refers to"):
             raise UsageError(
-                f"{folder / METADATA} holds other objects than the metadata of torch.distributed.checkpoint.",
+                f"{folder / METADATA} contains objects that torch.distributed.checkpoint does not write.",
                 why=f"{error} Building it could run code from the file, so it is not opened.",
-                fix=f"Where it was trained, if you trust it: {_GATHER.format(folder=folder)}",
+                fix=f"If you trust it, run where it was trained: {_GATHER.format(folder=folder)}",
             ) from error
         raise _broken(folder, first_line(error, 200)) from error
     return metadata
@@ -211,9 +213,9 @@ def _checked_files(folder: Path, metadata: Any) -> list[Path]:
         name = str(getattr(info, "relative_path", ""))
         offset, length = getattr(info, "offset", -1), getattr(info, "length", -1)
         if not is_name(name):
-            raise _broken(folder, f"A part lies in {name[:80]!r}, outside of the folder.")
+            raise _broken(folder, f"A part is in {name[:80]!r}, outside the folder.")
         if not isinstance(offset, int) or not isinstance(length, int) or offset < 0 or length < 0:
-            raise _broken(folder, f"A part of {name} has no place.")
+            raise _broken(folder, f"A part of {name} has no file.")
         if getattr(info, "transform_descriptors", None):
             raise _broken(folder, "Its parts are compressed by an extension.")
         ends[name] = max(ends.get(name, 0), offset + length)
@@ -221,12 +223,12 @@ def _checked_files(folder: Path, metadata: Any) -> list[Path]:
     if missing:
         raise UsageError(
             f"{folder} lacks {len(missing)} of its {len(ends)} files: {', '.join(sorted(missing)[:3])}.",
-            why="Each device that trained the model wrote some of them.",
-            fix="Copy all of the folder.",
+            why="Each device that trained the model wrote some of the files.",
+            fix="Copy the whole folder.",
         )
     cut = [name for name, end in ends.items() if (folder / name).stat().st_size < end]
     if cut:
-        raise _broken(folder, f"{sorted(cut)[0]} is shorter than the parts that it holds: it is cut.")
+        raise _broken(folder, f"{sorted(cut)[0]} is incomplete: it is shorter than the parts that it should contain.")
     return [folder / name for name in sorted(ends)]
 
 
@@ -252,16 +254,16 @@ def _nested(folder: Path, metadata: Any, tensors: Mapping[str, torch.Tensor]) ->
         for part in tables:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
-                raise _broken(folder, f"{name} would lie inside of another tensor.")
+                raise _broken(folder, f"{name} overlaps another tensor.")
         if last in inner:
-            raise _broken(folder, f"{name} has the place of another tensor.")
+            raise _broken(folder, f"{name} is in the place of another tensor.")
         inner[last] = tensor
     return nested
 
 
 def _broken(folder: Path, why: str) -> UsageError:
     return UsageError(
-        f"{folder} cannot be read as a folder of torch.distributed.checkpoint.",
+        f"{folder} cannot be read as a checkpoint of torch.distributed.checkpoint.",
         why=why,
-        fix=f"Copy all of it again; or, where it was trained: {_GATHER.format(folder=folder)}",
+        fix=f"Copy the whole folder again; or run where it was trained: {_GATHER.format(folder=folder)}",
     )

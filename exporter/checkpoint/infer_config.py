@@ -70,8 +70,8 @@ class Resolved:
             if names:
                 raise UsageError(
                     f"The checkpoint {verb} {len(names)} tensors: {bounded(names)}.",
-                    why=f"They do not fit {self.class_name} with this configuration.",
-                    fix="Check the config, and that the whole state dict of the model alone was saved.",
+                    why=f"These tensors do not fit {self.class_name} with this configuration.",
+                    fix="Check the configuration, and that exactly the model's state dict was saved.",
                 )
 
 
@@ -156,13 +156,13 @@ def gather(
             adds_residual_only(own.values[_RELEASE])
             release = own.values[_RELEASE]
         except UsageError:
-            own = own.without(_RELEASE, "it is no release")
+            own = own.without(_RELEASE, "it is not a release")
     given = own.without(_RELEASE, "").values | given
     try:
         findings = _findings(form, canonical, shapes, given)
     except UsageError as error:
         sources = ", ".join(setting.source for settings in own.used.values() for setting in settings)
-        why = f"{error.why} The checkpoint says itself: {sources}." if sources else error.why
+        why = f"{error.why} The checkpoint states: {sources}." if sources else error.why
         raise UsageError(error.what, why=why, fix=error.fix) from error
     return Gathered(entry, form, given, findings, own, release, canonical, shapes, notes, has_config)
 
@@ -239,7 +239,7 @@ def _entry(shapes: TensorShapes, class_name: str | None, source: str) -> tuple[C
     entry = resolve_class(class_name)
     if entry.family is not family:
         raise UsageError(
-            f"The class is given as {entry.name} by {source}, but the weights are of a {detected.name.split('.')[1]}.",
+            f"{source} gives the class {entry.name}, but the weights belong to a {detected.name.split('.')[1]}.",
             why=f"The checkpoint has {bounded(list(shapes), 3) or 'no tensors'}.",
             fix="Correct the class, or leave it out.",
         )
@@ -265,9 +265,9 @@ def _check_given(known: Gathered) -> None:
 def _not_shown(entry: ClassEntry, name: str) -> UsageError:
     """Make the error for an argument that neither the weights nor the config tell."""
     return UsageError(
-        f"{entry.name} needs {name}, and the weights do not tell it.",
-        why="It leaves no trace in the tensors' shapes; guessed wrong, the model would run and be wrong.",
-        fix="Say it in a config: `localattn inspect CHECKPOINT --write-config` writes one to complete.",
+        f"{entry.name} needs {name}, which cannot be read from the weights.",
+        why="No tensor's shape depends on it. With a wrong value the model would run and give wrong results.",
+        fix="Set it in a configuration: `localattn inspect CHECKPOINT --write-config` writes one to complete.",
     )
 
 
@@ -280,7 +280,7 @@ def _check_consistent(known: Gathered, args: Arguments, expected: TensorShapes) 
         found = list(shapes[inferred.key]) if inferred.key in shapes else "absent"
         wanted = list(expected[inferred.key]) if inferred.key in expected else "absent"
         raise UsageError(
-            f"{name} is given as {shown(given[name])}, but the weights say {shown(inferred.value)}.",
+            f"{name} is given as {shown(given[name])}, but the weights show {shown(inferred.value)}.",
             why=f"{inferred.how}." if found == wanted else f"{inferred.key}: found {found}, expected {wanted}.",
             fix=f"Correct {name}, or leave it out.",
         )
@@ -290,8 +290,8 @@ def _check_consistent(known: Gathered, args: Arguments, expected: TensorShapes) 
         first = wrong[0]
         raise UsageError(
             f"{first}: found {list(shapes[first])}, expected {list(expected[first])}.",
-            why=f"{len(wrong)} tensors do not fit the others and the config: {bounded(wrong)}.",
-            fix="Check the config, and that the checkpoint is of one model.",
+            why=f"{len(wrong)} tensors do not fit the others and the configuration: {bounded(wrong)}.",
+            fix="Check the configuration, and that the checkpoint contains one model.",
         )
 
 
@@ -307,11 +307,11 @@ def _assumptions(
         if name not in known
     ]
     if assumed:
-        notes.append(f"not given, so upstream's defaults: {', '.join(assumed)}")
+        notes.append(f"not given, so upstream's defaults are used: {', '.join(assumed)}")
     if buffers_absent:
         notes.append("rotary frequencies are not in the checkpoint: 10000^(-2c/d) is used")
     elif getattr(args, "rotary_dim", 0) is None and not getattr(args, "use_dynamic_pos_bias", False):
         notes.append("rotary is off: no frequencies in the checkpoint, and no argument that turns it on")
     if getattr(args, "num_residual_streams", 1) > 1 and release is None:
-        notes.append("hyper_connections is not given: residuals are mixed as in releases since 0.3.10")
+        notes.append("hyper_connections is not given: residuals are mixed as in release 0.3.10 and later")
     return notes

@@ -200,7 +200,7 @@ def _read_file(path: Path, notes: list[str]) -> tuple[object, dict[str, str]]:
     """
     kind = _sniffed(path)
     if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):
-        notes.append(f"{path.name} is a {kind} file, whatever its name says")
+        notes.append(f"{path.name} is a {kind} file, despite its name")
     if kind == "safetensors":
         return _read_safetensors(path)
     return _read_torch(path, kind == "torch zip", notes), {}
@@ -218,7 +218,7 @@ def find_config(path: Path, explicit: Path | None = None) -> Path | None:
     if explicit is not None:
         check_plain(explicit)
         if not explicit.is_file():
-            raise UsageError(f"There is no config at {explicit}.", fix="Check the path.")
+            raise UsageError(f"There is no configuration at {explicit}.", fix="Check the path.")
         return explicit
     inside = [path / f"{stem}{suffix}" for stem in ("config", "model") for suffix in CONFIG_SUFFIXES]
     stem = path.with_name(path.name.partition(".")[0]) if is_index(path) else path
@@ -233,7 +233,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
         UsageError: it cannot be read, or is none of these.
     """
     if path.is_dir():
-        raise UsageError(f"{path} is a folder.", why=_NOT_A_CHECKPOINT, fix="Give the file inside it.")
+        raise UsageError(f"{path} is a folder.", why=_NOT_A_CHECKPOINT, fix="Give the file in it.")
     try:
         with open_plain(path) as stream:
             start = stream.read(_ENOUGH)
@@ -241,7 +241,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
     if not start:
-        raise UsageError(f"{path} is empty.", why="It holds no bytes.", fix="Copy or save it again.")
+        raise UsageError(f"{path} is empty.", why="It has no bytes.", fix="Copy or save it again.")
     if start.startswith(b"PK"):
         return "torch zip"
     refuse_mistaken(path)
@@ -255,7 +255,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     raise UsageError(
         f"{path} is not a checkpoint.",
         why=_NOT_A_CHECKPOINT,
-        fix="Check the path. Exported files (.onnx, .engine) are something to compare with for localattn parity alone.",
+        fix="Check the path. Exported files (.onnx, .engine) are accepted by localattn parity only.",
     )
 
 
@@ -346,7 +346,7 @@ def _check_zip(path: Path, notes: list[str]) -> None:
             if sum(member.file_size for member in members) > path.stat().st_size:
                 raise zipfile.BadZipFile("Its parts are larger than the file.")
             if not any(member.CRC for member in members):
-                notes.append("the file was saved without checksums: damage to it cannot be told")
+                notes.append("the file was saved without checksums, so damage cannot be detected")
                 return
             for member in members:
                 with archive.open(member) as stream:
@@ -359,7 +359,7 @@ def _check_zip(path: Path, notes: list[str]) -> None:
 def _damaged(path: Path, error: Exception) -> UsageError:
     line = first_line(error)
     # torch's own advice would be to load the file unsafely.
-    reason = "Its pickled data is not a state dict's." if "weights_only" in line else line[:200]
+    reason = "Its pickled data is not that of a state dict." if "weights_only" in line else line[:200]
     return UsageError(
         f"{path} is damaged or not a checkpoint.",
         why=reason,

@@ -72,7 +72,7 @@ class OpenedCheckpoint:
         if request.max_length is not None:
             raise UsageError(
                 f"{argument('max_length')} does not apply to {resolved.class_name}.",
-                why="Its caches have the size of its window, and its positions are those that it learned.",
+                why="The window sets the size of its caches, and its training sets the number of positions.",
                 fix=f"Leave {argument('max_length')} out.",
             )
         return self
@@ -137,7 +137,9 @@ def open_checkpoint(
     if path.is_dir() and (form := find_folder(path)) is not None:
         if config is not None:
             raise UsageError(
-                f"{path} needs no config.", why="The folder has its own.", fix=f"Leave {argument('config')} out."
+                f"{path} needs no separate configuration.",
+                why="The folder has its own configuration.",
+                fix=f"Leave {argument('config')} out.",
             )
         if entry is not None:
             raise UsageError(
@@ -146,7 +148,9 @@ def open_checkpoint(
         asked = {} if shapes is None else {"shapes": shapes, "steps": steps}
         return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs, **asked})
     if task is not None:
-        raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")
+        raise UsageError(
+            f"{argument('task')} does not apply to {path}.", why="It applies to Hugging Face folders only."
+        )
     loaded = with_tied(load_state(path, entry=entry))
     overrides = {}
     family, _ = detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})
@@ -156,7 +160,7 @@ def open_checkpoint(
     if config is not None or known is None:
         config = find_config(path, config)
         known = load_config(config) if config is not None else None
-        _log.info("configuration: %s", config or "none, all is inferred from the weights")
+        _log.info("configuration: %s", config or "none; everything is inferred from the weights")
     resolved = infer_config(gather(loaded.state, known, overrides, loaded.settings))
     return OpenedCheckpoint(loaded, resolved, tuple(loaded.warnings))
 
@@ -192,7 +196,11 @@ def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> Open
     for file in files:
         check_plain(file)
         if not file.is_file():
-            raise UsageError(f"{path} has no {file.name}.", why="A model of its family has one.", fix="Copy all of it.")
+            raise UsageError(
+                f"{path} has no {file.name}.",
+                why="Every model of its family has this file.",
+                fix="Copy the whole folder.",
+            )
     with unchanged(files) as state:
         read = form.read(path, given)
         _log.info("%s: %s with %d tensors", path, read.class_name, len(read.state))

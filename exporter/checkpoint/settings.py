@@ -180,7 +180,7 @@ def _chosen(name: str, settings: Sequence[Setting]) -> tuple[list[Setting], list
         return chosen, unused
     if len(entries) > 1 and all(_agree([x for x in chosen if x.entry == entry]) for entry in entries):
         raise contradiction(name, _said(chosen))
-    return [], [*unused, *(replace(setting, why_unused="it is said with two values") for setting in chosen)]
+    return [], [*unused, *(replace(setting, why_unused="it is given with two values") for setting in chosen)]
 
 
 def _said(settings: Sequence[Setting]) -> list[tuple[Any, str]]:
@@ -208,7 +208,7 @@ def reconciled(own: Settings, given: Mapping[str, Any], inferred: Mapping[str, A
         fits = name not in inferred or same_value(inferred[name], settings[0].value)
         weights = shown(inferred[name]) if name in inferred else ""
         if not fits and not settings[0].exact:
-            own = own.without(name, f"the weights say {weights}")
+            own = own.without(name, f"the weights show {weights}")
         elif not fits or not all(same_value(value, said[0][0]) for value, _ in said):
             raise contradiction(name, said, weights)
     return own
@@ -217,12 +217,11 @@ def reconciled(own: Settings, given: Mapping[str, Any], inferred: Mapping[str, A
 def contradiction(name: str, said: Sequence[tuple[Any, str]], weights: str = "") -> UsageError:
     """Make the error for an argument that is given with several values, each with its source."""
     each = [*dict.fromkeys(f"{shown(value)} in {source}" for value, source in said)]
-    each += [f"{weights} by the weights"] if weights else []
+    each += [f"{weights} from the weights"] if weights else []
     return UsageError(
         f"{name} is {', '.join(each[:-1])} and {each[-1]}.",
-        why="Which of them the model was trained with cannot be told.",
-        fix=f"Correct the configuration; where the checkpoint's own {name} is not this model's, save "
-        "model.state_dict() alone.",
+        why="The command cannot tell which value the model was trained with.",
+        fix=f"Correct the configuration; if the checkpoint's own {name} is wrong, save model.state_dict() alone.",
     )
 
 
@@ -284,9 +283,9 @@ def _foreign_part(path: Sequence[str]) -> str | None:
 def _why_unused(entry: ClassEntry, name: str, value: object, path: Sequence[str]) -> str:
     foreign = _foreign_part(path)
     if foreign is not None:
-        return f"{foreign} may be about something else"
+        return f"{foreign} may describe something else"
     if name == _RELEASE:
-        return "" if isinstance(value, str) else "it is no release"
+        return "" if isinstance(value, str) else "it is not a release"
     about = entry.args.model_fields[name]
     annotated: Any = Annotated
     parts: tuple[Any, ...] = (about.annotation, *about.metadata)

@@ -26,7 +26,7 @@ GATHER = (
     "on rank 0: torch.save(state, 'weights.pt')"
 )
 ZERO = (
-    "python zero_to_fp32.py . OUTPUT_FOLDER in the folder of the DeepSpeed checkpoint (the script lies in it), or "
+    "python zero_to_fp32.py . OUTPUT_FOLDER in the folder of the DeepSpeed checkpoint (it contains the script), or "
     "engine.save_16bit_model(folder) with stage3_gather_16bit_weights_on_model_save"
 )
 _DTENSORS = "torch.distributed.tensor"
@@ -106,7 +106,7 @@ def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
     partial = any(placement.is_partial() for placement in tensor.placements)
     mesh = tensor.device_mesh.mesh
     named = _VERL.fullmatch(path.name)
-    fix = f"Gather them where the model was trained: {GATHER}"
+    fix = f"Gather the weights where the model was trained: {GATHER}"
     if named is not None:
         folder = path.parent
         fix = (
@@ -114,8 +114,8 @@ def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
             f"--target_dir OUTPUT_FOLDER. Or gather them in training: {GATHER}"
         )
     raise UsageError(
-        f"{path} holds the part of one device: DTensors of FSDP2 or tensor parallelism.",
-        why=f"A tensor of {list(tensor.shape)} is the sum of those of {mesh.numel()} devices; this file has one."
+        f"{path} contains the part of one device only: DTensors of FSDP2 or tensor parallelism.",
+        why=f"A tensor of {list(tensor.shape)} is the sum over {mesh.numel()} devices; this file has the part of one."
         if partial
         else f"A tensor of {list(tensor.shape)} is spread over {mesh.numel()} devices; this file has "
         f"{list(local.shape)} of it.",
@@ -138,9 +138,9 @@ def refuse_parts(state: Mapping[str, torch.Tensor], path: Path, loaded: object, 
     flat = [name for name in state if re.search(r"(^|\.)_?flat_param(_\d+)?$", name)]
     if flat:
         raise UsageError(
-            f"{path} holds the flat parameters of FSDP: {bounded(flat, 3)}.",
-            why="Each is the part of one device of many tensors one after the other.",
-            fix=f"Gather them where the model was trained: {GATHER}",
+            f"{path} contains flat parameters of FSDP: {bounded(flat, 3)}.",
+            why="Each is one device's part of many tensors, joined one after the other.",
+            fix=f"Gather the weights where the model was trained: {GATHER}",
         )
     lost = [name for name, tensor in state.items() if 0 in shape_of(tensor) and name not in empty]
     if not lost:
@@ -148,10 +148,10 @@ def refuse_parts(state: Mapping[str, torch.Tensor], path: Path, loaded: object, 
     deepspeed = isinstance(loaded, Mapping) and {"ds_version", "ds_config", "param_shapes"} & set(map(str, loaded))
     raise UsageError(
         f"{len(lost)} of the {len(state)} tensors of {path} are empty: {bounded(lost, 3)}.",
-        why="The checkpoint is of DeepSpeed's ZeRO-3: parameters are spread over devices, and their values are in "
-        "files of their own."
+        why="This is a checkpoint of DeepSpeed's ZeRO-3, which writes the values of parameters into other files, one "
+        "per device."
         if deepspeed
-        else "DeepSpeed's ZeRO-3 and FSDP spread parameters over devices, and leave empty ones in a state_dict() that "
-        "is taken without gathering them.",
-        fix=f"Gather them: {ZERO}." + ("" if deepspeed else f" With FSDP: {GATHER}"),
+        else "DeepSpeed's ZeRO-3 and FSDP spread parameters over devices. A state_dict() that does not gather them "
+        "has empty tensors.",
+        fix=f"Gather the weights: {ZERO}." + ("" if deepspeed else f" With FSDP: {GATHER}"),
     )

@@ -27,14 +27,15 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "local_attn_window_size": "tokens in a window",
         "window_size": "tokens in a window",
         "local_window_size": "positions on each side with a learned bias",
-        "causal": "true if a token sees no later ones",
-        "exact_windowsize": "true if a token sees just window_size tokens back, not all of the window before its own",
-        "look_backward": "windows before its own that a token sees",
-        "look_forward": "windows after its own that a token sees",
+        "causal": "true if a token sees no later tokens",
+        "exact_windowsize": "true if a token sees exactly window_size tokens back, not the whole windows before its "
+        "own",
+        "look_backward": "number of windows before its own that a token sees",
+        "look_forward": "number of windows after its own that a token sees",
         "heads": "heads of the attention",
         "dim_head": "channels of a head",
         "dim": "channels of a head that rotary embeddings turn",
-        "shared_qk": "true if queries are the keys too",
+        "shared_qk": "true if queries and keys are the same",
         "autopad": "true if sequences are padded to whole windows",
         "scale": "factor of the scores",
         "qk_scale": "factor of the scores",
@@ -64,8 +65,10 @@ _NONE_MEANS = {
     "xpos_scale_base": "half a window",
 }
 _OPEN, _CLOSE = "<fill in: ", ">"
-_RELEASE = "release of hyper-connections in training, as 0.4.11; or remove this entry for any since 0.3.10"
-_ABOUT = "Replace each <fill in: …>; what is shown by the weights need not stand here."
+_RELEASE = (
+    "release of hyper-connections used in training, such as 0.4.11; or remove this entry for any release since 0.3.10"
+)
+_ABOUT = "Replace each <fill in: …>. Values that the weights show may be left out."
 
 
 def traceless_arguments(entry: ClassEntry, values: Mapping[str, Any]) -> list[str]:
@@ -161,9 +164,9 @@ def write_template(document: Mapping[str, Any], checkpoint: Path, found: Path | 
     existing = found if found is not None else path if path.exists() or path.is_symlink() else None
     if existing is not None:
         raise UsageError(
-            f"{existing} is there already.",
-            why="A configuration is never replaced.",
-            fix="Complete that file, or move it away first.",
+            f"{existing} already exists.",
+            why="An existing configuration is never overwritten.",
+            fix="Complete that file, or move it first.",
         )
     with writing(Output(path, CONFIGURATION), inputs=[checkpoint]) as folder:
         staged = folder / path.name

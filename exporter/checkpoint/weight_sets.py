@@ -73,18 +73,20 @@ def told(others: Sequence[WeightSet], path: Path, entry: str, *, asked: bool) ->
     warnings: list[str] = []
     rivals = [other for other in others if other.same_model and not other.equal]
     if rivals:
-        read = f"those of '{entry}' are read" if entry else "those without a prefix are read"
+        read = f"the weights of '{entry}' are read" if entry else "the weights without a prefix are read"
         takes = ", ".join(argument("entry", other.entry) for other in rivals[:_NAMED])
         more = f" and {len(rivals) - _NAMED} more" if len(rivals) > _NAMED else ""
-        line = f"{path} holds other weights of this model; {read}. To read the others: {takes}{more}"
+        line = f"{path} contains several sets of this model's weights; {read}. To read another set: {takes}{more}"
         (notes if asked else warnings).append(line)
     for what, found in (
         ("the same weights once more", [other for other in others if other.same_model and other.equal]),
-        ("weights of something else", [other for other in others if not other.same_model]),
+        ("weights of another model", [other for other in others if not other.same_model]),
     ):
         if found:
             takes = ", ".join(argument("entry", other.entry) for other in found[:_NAMED])
-            notes.append(f"it also holds {what}: {takes}{f' and {len(found) - _NAMED} more' if found[_NAMED:] else ''}")
+            notes.append(
+                f"the file also contains {what}: {takes}{f' and {len(found) - _NAMED} more' if found[_NAMED:] else ''}"
+            )
     return notes, warnings
 
 
@@ -176,7 +178,11 @@ def at_entry(loaded: object, entry: str) -> tuple[list[Mapping[Any, Any]], objec
         raise UsageError(
             f"The checkpoint has no entry {shown(entry)}.",
             fix=f"{argument('entry')} takes the name of a table, or a prefix of names in one. "
-            + (close_match(entry, known[:200]) if known else "This one holds the weights alone: leave it out."),
+            + (
+                close_match(entry, known[:200])
+                if known
+                else "This file contains only one set of weights: leave the option out."
+            ),
         )
     return way, value
 

@@ -41,12 +41,12 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         findings.boundaries += one.boundaries
         findings.faults += one.faults
         if not ((one.back and one.ahead) or probe.geometry.sees_all):
-            small.append(f"{probe.node.name} has {probe.length} tokens, which one window covers")
+            small.append(f"{probe.node.name} has {probe.length} tokens, which fit in one window")
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     if findings.faults:
         return failed("; ".join(findings.faults[:3]), **figures)
     if absent:
-        why = "called, but not in the file; the result is unused, or a closure holds the layer"
+        why = "called, but not in the file: its result is unused, or a closure holds the layer"
         return not_proven(f"{', '.join(absent)}: {why}", **figures)
     if small:
         return not_proven("; ".join(small[:3]), **figures)
@@ -88,12 +88,12 @@ def check_layer_memory(
         else:
             faults = _scores(model, square, shapes, lengths)
             if not faults:
-                detail = f"{', '.join([*square][:5])} may be square in the length, or as wide by chance"
+                detail = f"{', '.join([*square][:5])} may be n × n, or have two equal sizes by chance"
                 return not_proven(detail)
     if faults:
         return failed(_square(faults))
     if not lengths:
-        return not_proven(f"which size is the sequence length is not known; {_nodes(len(different))}")
+        return not_proven(f"it is not known which size is the sequence length; {_nodes(len(different))}")
     sizes = ", ".join(map(str, sorted(lengths)[:5]))
     return passed(f"no n × n tensor (n = {sizes}); {_nodes(len(different))}", tensors=len(shapes))
 
@@ -107,7 +107,7 @@ def _dynamic_memory(shapes: Mapping[str, tuple[int | str, ...]], axes: Collectio
     if faults:
         return failed(_square(faults))
     if not any(growing.values()):
-        return not_proven(f"no tensor has the dynamic axis {', '.join(axes)}, so nothing was measured")
+        return not_proven(f"no tensor has the dynamic axis {', '.join(axes)}, so growth was not measured")
     unknown = [name for name, shape in shapes.items() if _unknown(shape) and (growing[name] or _unknown(shape) > 1)]
     if unknown:
         return not_proven(
@@ -175,7 +175,7 @@ def check_growth(
     scores = _scores(model, square, shapes, given)
     if scores:
         return failed(_square(scores))
-    why = f"the module takes {', '.join(fixed) or 'its inputs'} at one size only, so growth cannot be measured"
+    why = f"the module accepts {', '.join(fixed) or 'its inputs'} at one size only, so growth cannot be measured"
     return not_proven(f"{why}; {len(square)} tensor(s) may be n × n" if square else why)
 
 

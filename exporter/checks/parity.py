@@ -159,7 +159,9 @@ def check_input_sets(
         try:
             comparisons = compare(candidate, reference, inputs.arrays, tolerance, expected=expected).comparisons
         except UsageError as error:
-            raise CheckFailed(f"The file refuses what the module takes: {inputs.name}.", why=error.what) from error
+            raise CheckFailed(
+                f"The file refuses inputs that the module accepts: {inputs.name}.", why=error.what
+            ) from error
         judged.refuse_overflow(inputs.name, inputs.arrays)
         judged.count(inputs, reference.inputs or judged.session.inputs)
         found += [(inputs.name, comparison) for comparison in comparisons]
@@ -173,8 +175,8 @@ def check_input_sets(
     detail, status = record.detail, record.status
     if refused:
         unknown = bounded([name for name, _ in refused], 8)
-        why = f"which the reference itself refuses ({refused[0][1]})"
-        detail = f"equal at {bounded(ran, 8)}; not known at {unknown}, {why}; {detail}"
+        why = f"which the reference refuses ({refused[0][1]})"
+        detail = f"equal at {bounded(ran, 8)}; not compared at {unknown}, {why}; {detail}"
         status = "not proven" if status == "passed" else status
     if status == "failed":
         judge = beside(tolerance, record.baseline)

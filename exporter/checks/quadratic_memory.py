@@ -51,9 +51,9 @@ def check_quadratic_memory(
     """
     length, window = source.shapes.seq_len, source.window_size
     if source.shapes.full_mask:
-        return skipped(f"you asked for a mask of {length} × {length}")
+        return skipped(f"the requested mask is {length} × {length}")
     if length <= window:
-        detail = f"a sequence of {length} fits in one window of {window}, whose scores are n × n in any case"
+        detail = f"a sequence of {length} fits in one window of {window}, so the scores are n × n anyway"
         return not_proven(detail)
     shapes, alone = graph_shapes(model), probes(model)
     lengths = {length} | {probe.length for probe in alone}  # a node's input may be padded

@@ -80,10 +80,10 @@ def check_step_parity(
         alone |= {inputs.name} if inputs.alone else set()
     ring = source.slots
     wrapped = (length - ring) / whole.window_size
-    detail = f"{judged.describe()}, {length} positions, {wrapped:.3g} windows beyond the ring's {ring} slots"
+    detail = f"{judged.describe()}, {length} positions, {wrapped:.3g} windows past the ring's {ring} slots"
     if wrapped <= 0:
-        detail = f"{judged.describe()}, {length} positions, all that the model has; the ring of {ring} slots is never "
-        detail += "full, which proves nothing about it"
+        detail = f"{judged.describe()}, {length} positions, the model's maximum; the ring of {ring} slots never gets "
+        detail += "full, so its wrap-around was not tested"
     record = parity_record(found, ReferenceRunner(whole, dtype), tolerance, detail, meter, alone)
     unproven = wrapped <= 0 and record.status == "passed"
     return record.model_copy(update={"status": "not proven"}) if unproven else record

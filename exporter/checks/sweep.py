@@ -49,7 +49,7 @@ def check_sweep(
     hidden = [window for window in source.windows if not window.sees_all and not shows(window, longest)]
     if SEQUENCE in axes and hidden and record.status == "passed":
         widest = max(window.backward_reach for window in hidden) + 1
-        detail = f"no sequence is longer than a window: {longest} tokens fit into {widest}; {record.detail}"
+        detail = f"no compared sequence is longer than a window ({longest} tokens, {widest} keys); {record.detail}"
         record = record.model_copy(update={"status": "not proven", "detail": detail})
     return record
 

@@ -24,8 +24,8 @@ EXPORTS: frozenset[Kind] = frozenset({"checkpoint", "steps", "module"})
 SEQUENCES: frozenset[Kind] = frozenset({"checkpoint", "module"})
 CONVERSIONS: frozenset[Kind] = frozenset({"convert"})
 
-QUICK = "not run, as the quick checks were asked for"
-_BEFORE = "seen before the functions were inlined"
+QUICK = "not run with --checks quick"
+_BEFORE = "checked before the functions were inlined"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Check:
         if self.of_nodes and file.rewritten and found.status != "skipped":
             found = found.model_copy(update={"detail": f"{found.detail}; {_BEFORE}"})
         if found.status == "failed" and self.accepted_by and getattr(file.options, self.accepted_by):
-            found = skipped(f"allowed: {found.detail}").model_copy(update={"figures": found.figures})
+            found = skipped(f"accepted: {found.detail}").model_copy(update={"figures": found.figures})
         return self._named(found)
 
     def _named(self, record: CheckRecord) -> CheckRecord:

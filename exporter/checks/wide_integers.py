@@ -32,10 +32,10 @@ def check_wide_integers(
     known = {name: limit for name, limit in limits.items() if limit is not None}
     found = IntegerRanges(onnx.inliner.inline_local_functions(model), folder, known, sizes or {})
     if found.beyond:
-        detail = f"a runtime that computes int64 in 32 bits would be wrong without an error: {_few(found.beyond)}"
+        detail = f"a runtime that computes int64 in 32 bits would silently give wrong results: {_few(found.beyond)}"
         return failed(detail)
     if found.unknown:
-        detail = f"the range of some integers is not known, so int32 may be too small: {_few(found.unknown)}"
+        detail = f"the range of some integers is unknown, so int32 may be too small: {_few(found.unknown)}"
         return not_proven(detail)
     at = f" at {' '.join(f'{axis}={size}' for axis, size in sizes.items())}" if sizes else ""
     if not found.count:

@@ -122,7 +122,7 @@ def _gated_silu(op: Any, value: Any, gate: Any) -> Any:
 
 
 def _read_one(op: Any, streams: Any, weight: Any, gain: Any, constant: Any) -> tuple[Any, Any, Any]:
-    """Compute the same of one token `[S, D]`: for so few numbers every node takes as long, so they are few."""
+    """Compute the same for one token `[S, D]`. At this size each node costs the same, so use few."""
     unit = op.LpNormalization(streams, axis=-1, p=2)
     weights = op.Add(op.Mul(op.Tanh(op.MatMul(unit, weight)), gain), constant)
     count = op.Shape(streams, start=0, end=1)

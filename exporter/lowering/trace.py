@@ -46,7 +46,7 @@ def check_opset(opset: int) -> None:
         raise UsageError(
             f"Opset {opset} cannot be exported.",
             why=f"Opsets {OPSETS[0]} to {OPSETS[-1]} are supported.",
-            fix=f"{DEFAULT_OPSET} is the default, and the newest that TensorRT 10.3 reads.",
+            fix=f"Use {DEFAULT_OPSET}, the default and the newest that TensorRT 10.3 reads.",
         )
 
 
@@ -167,8 +167,8 @@ def _check_dynamic(model: ir.Model, dynamic_axes: Sequence[Mapping[int, object]]
         for axis in axes:
             if value.shape is not None and isinstance(value.shape[axis], int):
                 raise ExportFailed(
-                    f"Axis {axis} of input {value.name!r} cannot stay open: it is always {value.shape[axis]}.",
-                    why="The module's own code builds something of that size, a mask for one length perhaps.",
+                    f"Axis {axis} of input {value.name!r} cannot be dynamic: it is always {value.shape[axis]}.",
+                    why="The module's code fixes this size, for example by a mask of one length.",
                     fix=f"Export it without {argument('dynamic')}, at the length you need.",
                 )
 

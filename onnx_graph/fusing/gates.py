@@ -24,7 +24,7 @@ def apply(model: Any) -> None:
 
 
 def _activation(value: Any) -> tuple[str, Any]:
-    """Return the node for an activation that only a gate uses, and what it is taken of; `gate` is None for no such."""
+    """Return an activation's op type and input `gate`, if only a gate uses it; else `gate` is None."""
     if value is None or only_user(value, "Mul") is None:
         return "", None
     gelu = maker(value, "Gelu")

@@ -47,15 +47,16 @@ def register_plugins(target: Target) -> None:
     if _registered:
         raise UsageError(
             f"Ahead-of-time plugins for {target.name} cannot be registered.",
-            why=f"This process has registered them for {_registered[0].name}, and TensorRT keeps one of a name.",
-            fix="Build for one GPU a process.",
+            why=f"This process already registered plugins of this name for {_registered[0].name}; TensorRT keeps "
+            "only one.",
+            fix="Build for one GPU per process.",
         )
     reason = why_not()
     if reason:
         raise MissingDependency(
             "Ahead-of-time plugins cannot be used here.",
             why=f"{reason}.",
-            fix=f"Or take the library: {argument('plugin', 'library')}.",
+            fix=f"Or use the plugin library: {argument('plugin', 'library')}.",
         )
     trtp = importlib.import_module("tensorrt.plugin")
     for variant in SERVED:
@@ -157,7 +158,9 @@ def _attributes(variant: KernelNode, arrays: dict[str, Any]) -> KernelAttributes
 def _known(size: Any) -> int:
     """Return a size as a number; refuse one that depends on the inputs."""
     if not size.is_constant:
-        raise UsageError("The head size of an attention node is open.", why="Its kernel is compiled for one size.")
+        raise UsageError(
+            "The head size of an attention node is dynamic.", why="A kernel is compiled for one head size."
+        )
     return int(size.constant_value())
 
 

@@ -65,7 +65,7 @@ def parse_facts(document: Mapping[str, Any], library: Path) -> CpuLibraryFacts:
     Raises:
         UsageError: they are not of such a library.
     """
-    broken = UsageError(f"The facts of {library} do not describe a {CPU_KERNELS.title}.")
+    broken = UsageError(f"The sidecar of {library} does not describe a {CPU_KERNELS.title}.")
     try:
         facts = CpuLibraryFacts(**{f.name: document[f.name] for f in fields(CpuLibraryFacts) if f.name != "path"})
     except KeyError as error:

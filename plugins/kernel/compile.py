@@ -134,7 +134,7 @@ def _triton() -> Any:
     except ImportError as error:
         raise MissingDependency(
             "Triton is not installed.",
-            why=f"It compiles the attention kernel ({error}).",
+            why=f"Triton compiles the attention kernel ({error}).",
             fix="Install it: pip install 'localattn[plugin]'",
         ) from error
     if triton.knobs.runtime.interpret:
@@ -202,7 +202,7 @@ def _to_ptx(spec: AnySpec, target: Target, tile: Tile) -> tuple[str, str, int, i
     if facts.global_scratch_size or facts.profile_scratch_size:
         raise BuildFailed(
             f"{spec.name} for {target.name} uses scratch memory.",
-            why="Plugins launch it without any.",
+            why="Plugins launch kernels without scratch memory.",
             fix="Choose another tile.",
         )
     ptx = compiled.asm["ptx"].replace(f".target {text_of.name}", f".target {target.name}")
@@ -246,5 +246,5 @@ def assemble(ptx: str, target: Target) -> tuple[bytes, int, int]:
         registers = re.search(r"Used (\d+) registers", log)
         spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
         if registers is None or spills is None:
-            raise BuildFailed("ptxas did not tell registers and spills.", why=log.strip()[:200])
+            raise BuildFailed("ptxas did not report registers and spills.", why=log.strip()[:200])
         return result.read_bytes(), int(registers[1]), max(map(int, spills.groups()))

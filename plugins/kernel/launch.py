@@ -51,7 +51,7 @@ def launch(
     kv_heads = key.shape[attributes.perm[1]]
     reason = why_unsupported(attributes, batch=batch, heads=heads, length=length, kv_heads=kv_heads)
     if reason:
-        raise UsageError("The attention kernel does not compute this case.", why=f"{reason[0].upper()}{reason[1:]}.")
+        raise UsageError("The attention kernel does not support this case.", why=f"{reason[0].upper()}{reason[1:]}.")
     query, key, value = (x.contiguous() for x in (query, key, value))
     output = torch.empty_like(query, dtype=torch.float16 if spec.output_dtype == "fp16" else None)
     if not output.numel():

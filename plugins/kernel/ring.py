@@ -86,14 +86,14 @@ class RingSpec(Arguments):
         check_type_and_width(self.dtype, self.head_dim, FULL_SET_TYPES)
         if self.dtype == "fp32" and self.head_dim > WIDEST_FP32_RING_HEAD:
             raise UsageError(
-                f"There is no kernel of a {self.node} for fp32 heads {self.head_dim} wide.",
-                why=f"It takes up to {WIDEST_FP32_RING_HEAD}: wider ones do not fit the registers.",
-                fix="Leave the node to its function definition, which takes any width.",
+                f"There is no {self.node} kernel for fp32 heads of size {self.head_dim}.",
+                why=f"Up to {WIDEST_FP32_RING_HEAD} are supported: wider heads do not fit in registers.",
+                fix="Use the node's ONNX function, which supports any head size.",
             )
         if not self.op_types:
             raise UsageError(
-                f"There is no kernel of a {self.node} with these inputs.",
-                why="No node that is served has them together.",
+                f"There is no {self.node} kernel with these inputs.",
+                why="No supported node has this combination of inputs.",
             )
 
     @property
@@ -284,9 +284,9 @@ def pack_ring_scalars(
 def why_ring_unsupported(*, batch: int, heads: int, kv_heads: int, tokens: int, slots: int) -> str:
     """Return why no compiled kernel computes a node of this size; empty if one does."""
     if kv_heads < 1 or heads % kv_heads:
-        return f"{heads} heads of queries cannot share {kv_heads} of keys"
+        return f"{heads} heads of queries cannot share {kv_heads} heads of keys"
     if batch * kv_heads > MAX_BATCH_HEADS:
-        return f"batch times heads of keys is {batch * kv_heads}, above {MAX_BATCH_HEADS}"
+        return f"batch times heads of keys is {batch * kv_heads}; the limit is {MAX_BATCH_HEADS}"
     if (slots + tokens) * max(tokens, heads // kv_heads) + SPAN_UNIT >= _INT32_END:
         return f"{tokens} tokens and {slots} slots overflow 32-bit positions"
     return ""

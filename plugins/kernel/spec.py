@@ -166,13 +166,13 @@ class KernelSpec(Arguments):
         check_type_and_width(self.dtype, self.head_dim)
         if self.dtype == "fp8" and not _fp8_takes(self.head_dim, self.options, shared_qk=self.has_shared_qk):
             raise UsageError(
-                f"There is no attention kernel for fp8 with heads {self.head_dim} wide and these inputs.",
-                why=f"Kernels of fp8 take heads up to {WIDEST_FP8_HEAD} wide and a key mask, nothing else.",
-                fix="Leave query, key and value of this node in fp16.",
+                f"There is no fp8 attention kernel for head size {self.head_dim} and these inputs.",
+                why=f"fp8 kernels support head sizes up to {WIDEST_FP8_HEAD} and a key mask, but no other input.",
+                fix="Keep query, key and value of this node in fp16.",
             )
         if self.fp32_products not in _fp32_products(self.dtype, self.head_dim):
             raise UsageError(
-                f"There is no attention kernel for {self.dtype}, heads {self.head_dim} wide, with {self.fp32_products} "
+                f"There is no attention kernel for {self.dtype}, head size {self.head_dim}, with {self.fp32_products} "
                 "products.",
                 fix=f"Known: {', '.join(_fp32_products(self.dtype, self.head_dim))}.",
             )
@@ -180,7 +180,8 @@ class KernelSpec(Arguments):
             check_xpos(self.head_dim)
         if not self.op_types:
             raise UsageError(
-                "There is no attention kernel with these inputs.", why="No node that is served has them together."
+                "There is no attention kernel with these inputs.",
+                why="No supported node has this combination of inputs.",
             )
 
     @property
@@ -265,9 +266,10 @@ def check_type_and_width(dtype: str, head_dim: int, known: Collection[str] = ELE
         )
     if not SMALLEST_HEAD_DIM <= head_dim <= LARGEST_HEAD_DIM:
         raise UsageError(
-            f"There is no attention kernel for heads {head_dim} wide.",
-            why=f"It takes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM}: a tile holds whole rows in shared memory.",
-            fix="Leave the attention node to its function definition, which takes any width.",
+            f"There is no attention kernel for head size {head_dim}.",
+            why=f"Sizes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM} are supported: a tile holds whole rows in shared "
+            "memory.",
+            fix="Use the node's ONNX function, which supports any head size.",
         )
 
 
@@ -345,7 +347,7 @@ def multiplied(spec: KernelSpec, fp32_products: Fp32Products) -> KernelSpec:
 
 
 def _in_full_set(spec: KernelSpec) -> bool:
-    """Return whether models are likely to have it: of what is rare one thing at most, with the head sizes it has."""
+    """Return whether models are likely to need this kernel: at most one rare option, at its listed head sizes."""
     rare = [sizes for option, sizes in RARE_HEAD_DIMS.items() if getattr(spec, option)]
     return len(rare) < 2 and all(spec.head_dim in sizes for sizes in rare)
 
@@ -422,13 +424,13 @@ def why_unsupported(
     g = attributes.geometry
     xpos_base = getattr(attributes, "xpos_scale_base", 0.0)
     if xpos_base and xpos_base < SMALLEST_XPOS_BASE:
-        return f"the base of xpos is {xpos_base:g}, below {SMALLEST_XPOS_BASE:g}"
+        return f"the xpos base is {xpos_base:g}; the minimum is {SMALLEST_XPOS_BASE:g}"
     if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
-        return f"{heads} heads of queries cannot share {kv_heads} of keys"
+        return f"{heads} heads of queries cannot share {kv_heads} heads of keys"
     if tuple(attributes.perm) not in (SEQUENCE_FIRST, HEADS_FIRST):
         return f"the layout {list(attributes.perm)} is neither [B, N, H, D] nor [B, H, N, D]"
     if batch * heads > MAX_BATCH_HEADS:
-        return f"batch times heads is {batch * heads}, above {MAX_BATCH_HEADS}"
+        return f"batch times heads is {batch * heads}; the limit is {MAX_BATCH_HEADS}"
     if g.sees_all:
         return f"length {length} overflows 32-bit positions" if 2 * length >= _INT32_END else ""
     if length + g.keys_per_window + g.window_size >= _INT32_END or g.keys_per_window * g.window_size >= _INT32_END:

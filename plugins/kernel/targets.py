@@ -63,7 +63,7 @@ OLDEST_OF_FP8, FP8_PTX_VERSION = TARGETS[f"sm_{OLDEST_WITH_FP8}"], 84
 
 # Left out, with the reason.
 REFUSED = {
-    "sm_75": "Triton has no tensor core path for it: the kernel takes all 255 registers and spills 1 to 4 kB a thread.",
+    "sm_75": "Triton cannot use its tensor cores: the kernel needs all 255 registers and spills 1 to 4 kB per thread.",
 }
 
 

@@ -70,12 +70,12 @@ def build_library(
         BuildFailed: a compiler failed.
     """
     if not specs or not targets:
-        raise UsageError("There is nothing to build.", why="No kernel or no GPU target was asked for.")
+        raise UsageError("The library would be empty.", why="No kernel or no GPU target was requested.")
     if not any(runs_on(spec, target) for spec in specs for target in targets):
         raise UsageError(
             f"None of these kernels runs on {', '.join(target.name for target in targets)}.",
-            why=f"Products of fp8 take {OLDEST_OF_FP8.name} and later.",
-            fix="Name such a target, or other element types.",
+            why=f"fp8 needs {OLDEST_OF_FP8.name} or later.",
+            fix="Choose such a target, or other element types.",
         )
     companion = companion_path(output)
     with writing(Output(companion, COMPANION), Output(output, LIBRARY), overwrite=overwrite) as folder:

@@ -131,7 +131,7 @@ def parse_facts(document: Mapping[str, Any], library: Path) -> LibraryFacts:
     try:
         facts = LibraryFacts.model_validate(document)
     except ValidationError as error:
-        what = f"The facts of {library} do not describe a {TENSORRT_PLUGIN.title}."
+        what = f"The sidecar of {library} does not describe a {TENSORRT_PLUGIN.title}."
         raise UsageError(what, why=first_problem(error)) from error
     facts.path = library
     return facts

@@ -85,11 +85,11 @@ def find_tensorrt_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
             return HeaderFolder(folder, ".".join(map(str, version)), origin)
         passed_over.append(f"{folder} is of {'.'.join(map(str, version)) or 'an unknown release'}")
     if passed_over:
-        why = f"{'; '.join(passed_over)}; {'.'.join(map(str, OLDEST_TENSORRT))} is the oldest that works."
+        why = f"{'; '.join(passed_over)}; {'.'.join(map(str, OLDEST_TENSORRT))} is the oldest supported release."
     elif given:
         why = f"TENSORRT_ROOT is {given}, and neither it nor its folder include has {TENSORRT_HEADER}."
     else:
-        why = "They are in no folder of the system, and the wheel kernel-lens is not installed."
+        why = "No system folder has them, and the wheel kernel-lens is not installed."
     raise MissingDependency(
         "TensorRT's C++ headers are missing.",
         why=why,
@@ -114,7 +114,11 @@ def find_cuda_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
     for folder, origin in _places(given, "CUDA_HOME", _SYSTEM_CUDA, _WHEELS_CUDA, arch, root):
         if (folder / CUDA_HEADER).is_file():
             return HeaderFolder(folder, cuda_version(folder), origin)
-    why = f"CUDA_HOME is {given}, and its folder include has none." if given else "No CUDA toolkit and no wheel has it."
+    why = (
+        f"CUDA_HOME is {given}, whose folder include does not have it."
+        if given
+        else "No CUDA toolkit and no wheel has it."
+    )
     raise MissingDependency(
         f"CUDA's header {CUDA_HEADER} is missing.",
         why=why,

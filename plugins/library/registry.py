@@ -103,7 +103,7 @@ def _import(backend: Backend) -> Any:
         module = importlib.import_module(name)
         module.get_plugin_registry  # noqa: B018 - an empty package of that name has none
     except Exception as error:  # the package on PyPI may fail in many ways without NVIDIA's libraries
-        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not import ({error})"
+        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported ({error})"
         raise MissingDependency(
             f"{name} cannot be imported.", why=f"{name} {reason}.", fix=f"Install it: {_INSTALL[backend]}."
         ) from error
@@ -119,7 +119,7 @@ def _look(trt: Any, backend: Backend, library: Library) -> RegistryFacts:
     if handle is None:
         raise BuildFailed(
             f"{backend} {trt.__version__} does not load {library.path}.",
-            why="Its messages above say why.",
+            why="The messages above give the reason.",
             fix="Build the library again: localattn plugin build --force",
         )
     try:

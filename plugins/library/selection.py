@@ -56,7 +56,7 @@ def needed_by(model: Path | OnnxFile, fp32_products: Fp32Products = "ieee") -> l
             continue
         if node.dtype is None or node.head_dim is None:
             raise UsageError(
-                f"{file.name} does not tell the type and head size of {node.name}.",
+                f"{file.name} does not show the element type and head size of {node.name}.",
                 why=f"Its query {node.proto.input[0]} has no known element type or width.",
                 fix=f"Give {argument('dtype')} and {argument('head_dim')} instead of the model.",
             )

@@ -61,8 +61,8 @@ def sizes_of(
             )
         if asked is None and is_open and known is None:
             raise UsageError(
-                f"{model} leaves its {name} open.",
-                why="No sidecar beside it says a size.",
+                f"The {name} of {model} is dynamic.",
+                why="It has no sidecar that gives a size.",
                 fix=f"Give {argument(name)}, or the inputs in a file: {argument('inputs')}.",
             )
         found.append(known if asked is None else asked)

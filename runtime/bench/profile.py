@@ -64,7 +64,7 @@ def summarise(label: str, events: Iterable[Event], runs: int, known: Mapping[str
     listed = [event for event in events if event.get("ph") == "X"]
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in listed if e["cat"] == "Session" and e["name"] == "model_run")
     if len(spans) < runs:
-        raise CheckFailed(f"The profile of {label} holds {len(spans)} runs instead of {runs}.")
+        raise CheckFailed(f"The profile of {label} has {len(spans)} runs instead of {runs}.")
     spans = spans[-runs:]
     microseconds: dict[tuple[str, str], int] = {}
     for event in _outermost(e for e in listed if e["cat"] == "Node" and e["name"].endswith(_SUFFIX)):
@@ -73,7 +73,7 @@ def summarise(label: str, events: Iterable[Event], runs: int, known: Mapping[str
             microseconds[key] = microseconds.get(key, 0) + event["dur"]
     total = sum(microseconds.values())
     if not total:
-        raise CheckFailed(f"The profile of {label} holds no nodes.")
+        raise CheckFailed(f"The profile of {label} has no nodes.")
     nodes = [
         NodeTime(
             name=name,

@@ -75,10 +75,10 @@ class BenchRequest:
             if not values:
                 raise UsageError(f"There is no {name} to measure.")
             if len(set(values)) < len(values):
-                raise UsageError(f"A {name} is given twice.", why="Each candidate is measured once.")
+                raise UsageError(f"A {name} is given twice.", why="Each candidate is measured only once.")
         if (self.cuda_graph or self.profile) and not {"auto", "onnxruntime"}.issuperset(self.runtimes):
             raise UsageError(
-                "cuda_graph and profile are of onnxruntime's sessions alone.",
+                "cuda_graph and profile apply to onnxruntime only.",
                 why=f"The runtimes are {', '.join(self.runtimes)}.",
                 fix=f"Leave out {argument('profile')} and {argument('cuda_graph')}, or {argument('runtime')}.",
             )
@@ -89,11 +89,11 @@ class BenchRequest:
         if any(not 0 < percentile <= 100 for percentile in self.percentiles) or not self.percentiles:
             raise UsageError(
                 f"The percentiles are {', '.join(f'{p:g}' for p in self.percentiles) or 'none'}.",
-                why="A percentile is above 0 and at most 100.",
+                why="A percentile must be above 0 and at most 100.",
                 fix=f"For example {argument('percentile', (50, 90, 99))}.",
             )
         if not (self.duration >= 0 and self.warmup_ms >= 0 and self.iterations >= 1 and self.rounds >= 1):
-            raise UsageError("A duration is negative, or there is nothing to repeat.")
+            raise UsageError("A duration is negative, or the number of repetitions is 0.")
         if self.inputs is not None and self.seq_lens:
             raise UsageError("Inputs from a file have their own length.", fix=f"Leave {argument('seq_len')} out.")
 

@@ -61,7 +61,7 @@ def open_tuned(
     if path.suffix.lower() != ".onnx":
         raise UsageError(
             f"{what} does not apply to {path}.",
-            why="Only onnxruntime's sessions can be asked for it.",
+            why="Only onnxruntime supports it.",
             fix=f"Leave {what} out, or measure the .onnx file.",
         )
     # Opened the ordinary way first: this gives a clear error if it fails, and resolves the provider "auto".
@@ -77,7 +77,7 @@ def open_tuned(
     if profile is not None and started in _COMPILED:
         raise UsageError(
             f"{argument('profile')} does not apply to the provider {started!r}.",
-            why="It runs the graph as one engine, of which onnxruntime sees no parts.",
+            why="It runs the graph as one engine, whose parts onnxruntime cannot see.",
             fix=f"Choose {argument('provider', 'cpu')} or cuda; trtexec --dumpProfile shows the layers of an engine.",
         )
     import onnxruntime as ort
@@ -100,7 +100,7 @@ def open_tuned(
             raise
         raise UsageError(
             f"No CUDA graph can be recorded of {path}.",
-            why=f"Part of it runs on the CPU, as what is computed from dynamic sizes does: {one_line(error)}",
+            why=f"A part of it runs on the CPU, such as what depends on dynamic sizes: {one_line(error)}",
             fix=f"Export it with fixed sizes, or leave {argument('cuda_graph')} out.",
         ) from error
     session = TunedSession(native, started, str(path), opened.notes, opened.kernel)

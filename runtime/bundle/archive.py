@@ -66,12 +66,12 @@ def read_table(path: Path) -> list[Entry]:
             entries = list(_entries(stream, path.stat().st_size))
         tops = {name.split("/")[0] for name, _, _ in entries}
         if len(tops) != 1 or any("/" not in name for name, _, _ in entries):
-            raise ValueError("its files do not lie in one folder")
+            raise ValueError("its files are not in one folder")
         check_files.check_paths([name for name, _, _ in entries])
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
     except (ValueError, tarfile.TarError) as error:
-        fix = "Get the bundle again; nothing of it was extracted."
+        fix = "Download the bundle again; nothing was extracted."
         raise UsageError(f"{path} is not a bundle.", why=f"The tar is refused: {error}.", fix=fix) from error
     return [Entry(name.split("/", 1)[1], offset, size) for name, offset, size in entries]
 
@@ -89,7 +89,7 @@ def _entries(stream: BinaryIO, total: int) -> Iterator[tuple[str, int, int]]:
         if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
             problem = "is a link, a device or an extension header"
         elif entry.size < 0 or offset + entry.size > total or (entry.type == tarfile.DIRTYPE and entry.size):
-            problem = f"claims {entry.size} bytes of {total}"
+            problem = f"states {entry.size} bytes in a tar of {total}"
         count += 1
         if problem or count > 2 * MAX_FILES:
             raise ValueError(f"entry {name[:100]!r} {problem or 'is one of too many'}")
@@ -98,7 +98,7 @@ def _entries(stream: BinaryIO, total: int) -> Iterator[tuple[str, int, int]]:
         stream.seek(offset + -(-entry.size // _BLOCK) * _BLOCK)
     while block := stream.read(1 << 16):
         if block.strip(b"\0"):
-            raise ValueError("something follows its end")
+            raise ValueError("data follows its end")
 
 
 def read_tar_manifest(path: Path, table: list[Entry]) -> bytes:
@@ -141,6 +141,6 @@ def _bytes_of(path: Path, entry: Entry) -> Iterator[bytes]:
         while left:
             block = stream.read(min(left, 1 << 20))
             if not block:
-                raise CheckFailed(f"{path} was cut while it was read.")
+                raise CheckFailed(f"{path} became shorter while it was read.")
             left -= len(block)
             yield block

@@ -25,8 +25,8 @@ _MOST_REDIRECTS = 3
 # What is said of an answer that ended in such an error.
 _TOLD: dict[type[Exception], str] = {
     TimeoutError: "it did not end in time",
-    BadStatusLine: "it does not begin as HTTP does",
-    IncompleteRead: "it is cut, or its chunks are broken",
+    BadStatusLine: "it does not begin like HTTP",
+    IncompleteRead: "it is incomplete, or its chunks are broken",
 }
 
 
@@ -122,7 +122,7 @@ class _Budget:
             self.begun, self._end = True, time.monotonic() + self._transfer
         self._left -= count
         if self._left < 0:
-            raise BadAnswer(f"it is larger than the {self.most} bytes that it may have")
+            raise BadAnswer(f"it is larger than the limit of {self.most} bytes")
 
     def connect(self, address: tuple[str, int], timeout: object = None, source_address: object = None) -> socket.socket:
         """Connect to the first address that takes a connection, as `socket.create_connection`, within the deadline."""
@@ -203,7 +203,7 @@ def _ask_once(url: str, body: bytes | None, headers: Mapping[str, str], budget: 
     try:
         answer = opener.open(urllib.request.Request(url, body, dict(headers)))
         if answer is None:
-            raise BadAnswer("its address is none of http or https")
+            raise BadAnswer("its address begins with neither http nor https")
         with answer:
             return Answer(answer.status, str(answer.reason), answer.headers, _content(answer, budget.most))
     except BadAnswer:
@@ -224,7 +224,7 @@ def _content(answer: HTTPResponse, most: int) -> bytes:
     while block := answer.read(min(1 << 20, most + 1 - len(content))):
         content += block
         if len(content) > most:
-            raise BadAnswer(f"it is larger than the {most} bytes that it may have")
+            raise BadAnswer(f"it is larger than the limit of {most} bytes")
     if answer.length:
         raise BadAnswer(f"it ends {answer.length} bytes early")
     return bytes(content)

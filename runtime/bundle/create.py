@@ -153,8 +153,8 @@ def _read_web(request: BundleRequest, model: ModelPart) -> str | None:
         return None
     if request.triton is not None:
         raise UsageError(
-            "A bundle is for Triton or for the web.",
-            why="The model lies in it once, where the one or the other finds it.",
+            "A bundle is either for Triton or for the web.",
+            why="A bundle contains the model once, in the place that Triton or the page needs.",
             fix="Make two bundles.",
         )
     check_web_model(model)
@@ -203,7 +203,7 @@ class _Layout:
             samples = self._write_samples(part)
             self._judge_by_samples(self._models[-1], samples)
             if repository and part is first:
-                progress("Proving what a server may join")
+                progress("Testing whether a server may join requests")
                 repository.write_model(samples)
         for plugin in self.plugins:
             self._take_plugin(plugin)
@@ -214,7 +214,7 @@ class _Layout:
         self._take_scripts()
         if first.step and first.step.mode == "step":
             path = self._place(first)
-            self.notes.append(f"{path} is a step file: `localattn generate {path}` goes on from a prompt.")
+            self.notes.append(f"{path} is a step file: `localattn generate {path}` continues a prompt.")
         served = repository.served if repository else []
         self.files.add("README.md", readme_text(self.manifest(), self.notes, served, self.web).encode(), "readme")
 
@@ -267,7 +267,9 @@ class _Layout:
         reasons = nothing()
         if all(reasons):
             why = reasons[0] if reasons else "it has no outputs"
-            self.notes.append(f"the samples of {model['path']} prove nothing, and a check of them will fail: {why}")
+            self.notes.append(
+                f"the samples of {model['path']} prove nothing, so a check of the bundle will fail: {why}"
+            )
 
     def _write_samples(self, part: ModelPart) -> list[Sample]:
         """Run samples of a model and write them; those of a step file also as the sequence they are drawn from."""

@@ -115,7 +115,7 @@ class Server:
             raise self._no_answer(_reason_of(error)) from error
 
     def _no_answer(self, why: str) -> CheckFailed:
-        return CheckFailed(f"{self.url} gives no answer of the protocol.", why=why)
+        return CheckFailed(f"{self.url} does not answer according to the protocol.", why=why)
 
     def _encode(
         self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], parameters: Mapping[str, int | bool]
@@ -149,13 +149,13 @@ class Server:
             content = self._ask(path, _BESIDES, min(self._timeout, _ABOUT)).content
         except Refused as error:
             what = f"{self.url} does not serve {path.removeprefix('v2/models/')}."
-            raise MissingDependency(what, why=str(error), fix="Start the server, and see its log.") from error
+            raise MissingDependency(what, why=str(error), fix="Start the server, and look at its log.") from error
         try:
             found = _read(content, _BESIDE_NUMBERS)
         except (ValueError, RecursionError) as error:
             raise self._no_answer(_reason_of(error)) from error
         if not isinstance(found, dict):
-            raise self._no_answer("It is JSON, but no object.")
+            raise self._no_answer("It is JSON, but not an object.")
         return found
 
     def _ask(
@@ -182,7 +182,7 @@ def _read(text: bytes, most: int) -> Any:
         RecursionError: it nests too deep.
     """
     if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
-        raise ValueError("its JSON has more values than it can need")
+        raise ValueError("its JSON has too many values")
     return json.loads(text)
 
 
@@ -204,7 +204,7 @@ def _decode(content: bytes, split: str | None, most: int) -> Arrays:
         dtype, shape = np.dtype(_DTYPES[datatype]), _shape(tensor["shape"], most)
         parameters = tensor.get("parameters") or {}
         if not isinstance(parameters, dict):
-            raise ValueError("an output has parameters that are no object")
+            raise ValueError("an output has parameters that are not an object")
         size = parameters.get("binary_data_size")
         if size is None:
             with np.errstate(all="ignore"):  # a number beyond the type is infinite, and differs
@@ -248,7 +248,7 @@ def _length(stated: object, most: int) -> int:
     """
     text = str(stated) if isinstance(stated, int | str) and not isinstance(stated, bool) else ""
     if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= most):
-        raise ValueError(f"{text[:40] or type(stated).__name__!r} is no size of at most {most}")
+        raise ValueError(f"{text[:40] or type(stated).__name__!r} is not a size of at most {most}")
     return int(text)
 
 

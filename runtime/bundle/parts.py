@@ -113,7 +113,7 @@ def read_model_part(path: Path) -> ModelPart:
     if path.suffix.lower() != ".onnx":
         raise UsageError(
             f"Cannot bundle {path}.",
-            why="A bundle is made of a model.onnx.",
+            why="A bundle needs a model.onnx.",
             fix=f"Give engines as {argument('engine')}.",
         )
     file = OnnxFile.read(path)
@@ -121,18 +121,20 @@ def read_model_part(path: Path) -> ModelPart:
     if facts.sidecar_matches is False:
         raise CheckFailed(
             f"{path} is not the file its sidecar was written for.",
-            why="Its SHA-256 differs: one of the two was altered.",
+            why="Its SHA-256 differs: one of the two was changed.",
             fix="Export the model again.",
         )
     for name in (path.name, *facts.external_data):
         if path_problem(name) or "/" in name:
-            why = f"A file of it is called {name[:100]!r}."
+            why = f"One of its files is called {name[:100]!r}."
             raise UsageError(
-                f"Cannot bundle {path}.", why=why, fix="Data must lie beside the model, under a plain name."
+                f"Cannot bundle {path}.",
+                why=why,
+                fix="External data must be in the model's folder, under a plain name.",
             )
     if facts.missing_external_data:
-        why = f"{facts.missing_external_data[0]} is not beside it."
-        raise UsageError(f"{path} is not whole.", why=why, fix="Copy the data file together with the model.")
+        why = f"{facts.missing_external_data[0]} is missing in its folder."
+        raise UsageError(f"{path} is incomplete.", why=why, fix="Copy the data file together with the model.")
     dtype = facts.sidecar.dtype if facts.sidecar else SHORT_NAME.get(facts.weight_dtype or "", "fp32")
     data = [path.with_name(name) for name in facts.external_data]
     return ModelPart(file, facts.inputs, facts.outputs, data, facts.sidecar, dtype)
@@ -161,7 +163,8 @@ def read_plugin_part(path: Path) -> PluginPart:
         raise UsageError(f"{path} is not a plugin library.", why=f"Known: ELF for {', '.join(_MACHINES.values())}.")
     stated = facts.get("sha256") if isinstance(facts, dict) else None
     if stated not in (None, digest):
-        raise CheckFailed(f"{path} was altered.", why="Its SHA-256 is not the one beside it.", fix="Build it again.")
+        why = "Its SHA-256 is not the one in its sidecar."
+        raise CheckFailed(f"{path} was changed after it was written.", why=why, fix="Build it again.")
     return PluginPart(path, arch, digest, (kind_of(path) or TENSORRT_PLUGIN).name)
 
 
@@ -180,13 +183,14 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
     if digest != facts.engine_sha256:
-        raise CheckFailed(f"{path} was altered.", why="Its SHA-256 is not the one beside it.", fix="Build it again.")
+        why = "Its SHA-256 is not the one in its sidecar."
+        raise CheckFailed(f"{path} was changed after it was written.", why=why, fix="Build it again.")
     if facts.onnx_sha256 != model.file.sha256:
         why = f"It was built from another file ({facts.onnx_name})."
-        raise UsageError(f"{path} is no engine of {model.path}.", why=why, fix="Build it from this file.")
+        raise UsageError(f"{path} is not an engine of {model.path}.", why=why, fix="Build the engine from this file.")
     engine = EnginePart(path, facts)
     if engine.plugin_digest and engine.plugin_digest not in {plugin.digest for plugin in plugins}:
-        why = f"It needs the library it was built with, SHA-256 {engine.plugin_digest}."
+        why = f"It needs the library that it was built with, SHA-256 {engine.plugin_digest}."
         name = Path(facts.plugin.path).name if facts.plugin else ""
         raise UsageError(
             f"The plugin library of {path} is missing.", why=why, fix=f"Add {argument('plugin_library', name)}."

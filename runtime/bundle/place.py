@@ -44,7 +44,7 @@ class BundleFiles:
             UsageError: one of that name was written before.
         """
         if path in self._roles:
-            raise UsageError(f"Two files of the bundle would be called {path}.", fix="Rename one of them.")
+            raise UsageError(f"Two files of the bundle would have the name {path}.", fix="Rename one of them.")
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         self._roles[path] = role
@@ -87,17 +87,19 @@ def check_bundle(target: Path, *, as_tar: bool, overwrite: bool) -> None:
         what = "a folder" if as_tar else "not a folder"
         raise UsageError(f"Cannot write {target}.", why=f"It is {what}.", fix="Choose another name.")
     if not _is_bundle(target, as_tar=as_tar):
-        why = "It is a tar of other things." if as_tar else "It is a folder that holds other things than a bundle."
+        why = "It is a tar, but not a bundle." if as_tar else "It is a folder, but not a bundle."
         raise UsageError(f"{target} is not replaced.", why=why, fix="Choose another name.")
     if not overwrite:
         raise UsageError(
-            f"{target} exists.", why="Nothing is replaced unasked.", fix=f"Add {argument('overwrite', True)}."
+            f"{target} already exists.",
+            why="Existing bundles are kept.",
+            fix=f"Use {argument('overwrite', True)} to overwrite it.",
         )
     added = "" if as_tar else _added(target)
     if added:
         raise UsageError(
             f"{target} is not replaced.",
-            why=f"It holds {added}, which is no file of the bundle and would be lost.",
+            why=f"It contains {added}, which is not a file of the bundle and would be lost.",
             fix="Move it elsewhere, or choose another name.",
         )
 
@@ -165,8 +167,8 @@ def put_folder(folder: Path, target: Path) -> None:
                 work.move(earlier, parent, target.name)
             raise UsageError(
                 f"{target} is not replaced.",
-                why="At the last moment something else than an earlier bundle lay there.",
-                fix="Write into a folder of your own.",
+                why="Another program put something else in its place at the last moment.",
+                fix="Choose a folder that only you can write to.",
             ) from error
 
 

@@ -85,7 +85,7 @@ class Repository:
         if self._facts.gpu:
             self.notes.append(
                 f"{filename} is bf16, which onnxruntime computes on GPUs only: {self._name} does not load in a server "
-                "without one. Started as the README says, the server serves the other models all the same."
+                "without one. If started as the README says, the server still serves the other models."
             )
         if step is None:
             self._prove_rows(samples)
@@ -96,8 +96,8 @@ class Repository:
             self._start_values(self._name, step)
             outputs = [*outputs, TensorSpec(NEXT_POSITION, "int64", (1,))]
             self.notes += [
-                f"{self._name} keeps the caches of each sequence in the server: send every token of it, the prompt's "
-                "too, as one request with the same sequence id, the first with sequence_start.",
+                f"{self._name} keeps the caches of each sequence in the server: send every token, also of the "
+                "prompt, as one request with the same sequence id, the first with sequence_start.",
                 f"An instance serves {self._serving.sequences} sequences at a time. The next one waits until "
                 f"one of them ends with sequence_end or is silent for {IDLE_SECONDS} seconds: give clients a timeout.",
             ]
@@ -119,7 +119,9 @@ class Repository:
         common = set.intersection(*by_arch.values()) if by_arch else set()
         left = set().union(*by_arch.values()) - common
         if left:
-            self.notes.append(f"Triton does not load {', '.join(sorted(left))}: it is not there for every processor.")
+            self.notes.append(
+                f"Triton does not load {', '.join(sorted(left))}, because the bundle lacks it for some processors."
+            )
         return tuple(sorted(common))
 
     def _prove_rows(self, samples: Sequence[Sample]) -> None:
@@ -144,7 +146,7 @@ class Repository:
         name, part = f"{self._name}_stream", self._part
         data, output = other_tensors(part, step)
         if self._facts.gpu or any(spec.name == "attn_bias" for spec in data):
-            self.notes.append(f"{name} is not written: numpy has no bf16, and a bias is no sequence.")
+            self.notes.append(f"{name} is not written: numpy has no bf16, and a bias is not a sequence.")
             return
         rows = self._rows_of_step(step, data, samples)
         limit = vocabulary(part.sidecar) if data[0].dtype == "int64" else None
@@ -172,7 +174,8 @@ class Repository:
         self._files.add(f"triton/{name}/1/__pycache__", _NO_BYTECODE, "triton")
         joined = f"Up to {rows} sequences at the same position share a call" if rows > 1 else "Sequences are not joined"
         self.notes.append(
-            f"{name} takes any number of positions a request, a prompt in one. It needs numpy and onnxruntime in the "
+            f"{name} accepts any number of positions per request, such as a whole prompt. It needs numpy and "
+            "onnxruntime in the "
             f"server's Python. {joined}."
         )
 
@@ -197,7 +200,7 @@ class Repository:
         """Configure an engine and return its folder, which is outside the repository if Triton cannot run it."""
         facts = engine.facts
         if facts.backend != "tensorrt":
-            self.notes.append(f"{engine.path.name} is a {facts.backend} engine, which Triton has no backend for.")
+            self.notes.append(f"{engine.path.name} is a {facts.backend} engine, for which Triton has no backend.")
             return "engines"
         name = served_name(f"{self._name}_{engine.path.stem}_tensorrt")
         step = self._part.step

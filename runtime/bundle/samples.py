@@ -138,8 +138,8 @@ def _finite(outputs: Arrays, source: str) -> Arrays:
     for name, array in outputs.items():
         if not np.isfinite(array).all():
             raise CheckFailed(
-                f"Output {name!r} holds NaN or Inf for the sample {source}.",
-                why="A device's result could not be compared with it.",
+                f"Output {name!r} contains NaN or Inf for the sample {source}.",
+                why="A device's result cannot be compared with such an output.",
                 fix=f"Give other inputs in a file, {argument('inputs')}, or export in a wider type.",
             )
     return outputs

@@ -272,7 +272,7 @@ def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
 
 def _type(name: str, dtype: str) -> Word:
     if dtype not in TYPE_NAMES:
-        raise UsageError(f"{name!r} is {dtype}, which Triton does not serve.", fix=f"Leave out {argument('triton')}.")
+        raise UsageError(f"{name!r} is {dtype}, which Triton does not support.", fix=f"Leave out {argument('triton')}.")
     return Word(f"TYPE_{TYPE_NAMES[dtype]}")
 
 

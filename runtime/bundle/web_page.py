@@ -40,7 +40,7 @@ def read_web_version(folder: Path) -> str:
         package = json.loads(read_plain(folder / "package.json", MAX_BYTES))
         name, version = package["name"], str(package["version"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        why = "It has no package.json of npm that can be read."
+        why = "It has no readable package.json."
         raise UsageError(f"{folder} is not onnxruntime-web.", why=why, fix=_INSTALL) from error
     if name != "onnxruntime-web":
         raise UsageError(f"{folder} is not onnxruntime-web.", why=f"It is {str(name)[:100]!r}.", fix=_INSTALL)
@@ -59,18 +59,20 @@ def check_web_model(model: ModelPart) -> None:
     """
     path = model.path
     if model.sidecar is None:
-        why = f"Its sidecar {path.name}.json, which says how its caches are laid out, is not beside it: copy it too."
+        why = f"Its sidecar {path.name}.json, which describes its caches, is missing in its folder: copy it too."
         raise UsageError(f"{path} cannot go on a web page.", why=why)
     facts = step_facts(model.sidecar, path.name)
     if facts.mode != "step":
-        why = f"It takes {facts.chunk} positions at once; its step file takes it along."
+        why = f"It needs {facts.chunk} positions at once, and is bundled with its step file."
         raise UsageError(f"{path} is a {facts.mode} file.", why=why, fix="Give the step file.")
     data = data_inputs(model, facts)
     if len(data) != 1 or data[0].dtype != "int64" or len(data[0].shape) != 2:
         taken = ", ".join(spec.describe() for spec in data)
-        raise UsageError(f"{path} cannot go on a web page.", why=f"The page writes tokens, and it takes {taken}.")
+        raise UsageError(
+            f"{path} cannot go on a web page.", why=f"The page needs token inputs, but the file has {taken}."
+        )
     if data[0].shape[0] != 1:
-        why = f"It goes on with {data[0].shape[0]} sequences at once, and the page shows one."
+        why = f"It continues {data[0].shape[0]} sequences at once, but the page shows one."
         raise UsageError(f"{path} cannot go on a web page.", why=why, fix=f"Export it with {argument('batch', 1)}.")
     if model.dtype == "bf16":
         why = "onnxruntime-web has no bf16 kernels on the CPU."

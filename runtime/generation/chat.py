@@ -35,8 +35,8 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
     if defaults.template is None:
         raise UsageError(
             "The folder has no chat template.",
-            why="It is chat_template.jinja, or chat_template in tokenizer_config.json.",
-            fix=f"Leave {argument('chat')} out, and write the prompt as the model expects it.",
+            why="A template is in chat_template.jinja, or is chat_template in tokenizer_config.json.",
+            fix=f"Leave {argument('chat')} out, and write the prompt in the model's own format.",
         )
     request = {"template": defaults.template, "messages": list(messages), "special": dict(defaults.special)}
     try:
@@ -48,7 +48,7 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
     try:
         answer = json.loads(done.stdout)
     except ValueError:
-        raise _failed("It went beyond its limits of time and memory.") from None
+        raise _failed("It exceeded its limits of time and memory.") from None
     if answer.get("missing"):
         raise MissingDependency("A chat template needs jinja2.", fix="pip install 'localattn[transformers]'")
     if "error" in answer:
@@ -57,12 +57,12 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise _failed(f"Character {error.start} of its text is half of one (a surrogate).") from error
+        raise _failed(f"Character {error.start} of its text is a lone surrogate.") from error
     return text
 
 
 def _failed(why: str, *, told: bool = False) -> UsageError:
     fix = f"Write the prompt without {argument('chat')}."
     if told:  # many templates know no system message, and say so
-        fix = f"Leave {argument('system')} out, if that is why; or write the prompt without {argument('chat')}."
+        fix = f"Leave {argument('system')} out, or write the prompt without {argument('chat')}."
     return UsageError("The model's chat template cannot be used.", why=why, fix=fix)

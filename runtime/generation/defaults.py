@@ -72,8 +72,8 @@ class FolderDefaults:
         if prompt_length >= self.max_length:
             raise UsageError(
                 f"The prompt has {prompt_length} tokens, and {GENERATION} allows {self.max_length} with the text.",
-                why="Its max_length counts the prompt.",
-                fix=f"Say how many tokens to generate: {argument('max_tokens')}.",
+                why="Its max_length includes the prompt.",
+                fix=f"Set the number of tokens to generate: {argument('max_tokens')}.",
             )
         return self.max_length - prompt_length
 
@@ -183,7 +183,7 @@ def _notes(values: Mapping[str, Any], tokenizer: FolderTokenizer | None) -> Iter
         if row is not None and row.missing and value is not None and row.active(value):
             yield f"{GENERATION}: {name} is {shown(value)} and not applied, because {row.missing}"
     if values.get("stop_strings") is not None and tokenizer is None:
-        yield f"{GENERATION}: stop_strings is not applied, because no {TOKENIZER} says how tokens read"
+        yield f"{GENERATION}: stop_strings is not applied, because there is no {TOKENIZER} to read tokens with"
     unknown = [name for name in values if name not in FIELDS]
     if unknown:
         named = ", ".join(shown(name).strip("'\"") for name in unknown[:_MOST_NAMED])
@@ -220,7 +220,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         return {}
     found = read_json(path, _MOST_BYTES, _FIX)
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is no JSON object.", fix=_FIX)
+        raise UsageError(f"{path} is not a JSON object.", fix=_FIX)
     return found
 
 

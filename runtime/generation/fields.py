@@ -67,7 +67,7 @@ class Field:
         if value is None:
             return ""
         if not self.is_kind(value):
-            return f"That is no {self.kind}."
+            return f"It must be: {self.kind}."
         return f"It must be {self.range}." if in_use and not self.fits(value) else ""
 
 
@@ -147,7 +147,7 @@ _LENGTH = (_between(1, LARGEST_SIZE), f"from 1 to {LARGEST_SIZE}")
 _SHARE = (_share, "more than 0, at most 1")
 _CLOSED = (_between(0, 1), "from 0 to 1")
 _NUMBER, _WHOLE, _FLAG = (is_number, "finite number"), (is_whole, "whole number"), (_is_flag, "true or false")
-_TOKEN, _STOPS = (is_token, "token"), (are_stops, f"token and no list of at most {_MOST_STOPS}")
+_TOKEN, _STOPS = (is_token, "token"), (are_stops, f"token or list of at most {_MOST_STOPS} tokens")
 _TOKENS = (_are_whole, f"list of at most {_MOST_TOKENS} tokens")
 _SEQUENCES = (_are_sequences, "list of lists of tokens")
 _TEXT = (lambda value: isinstance(value, str), "text")
@@ -159,7 +159,7 @@ def _not_there(name: str, kind: tuple[Test, str], missing: str, active: Test = l
     return Field(name, "none", *kind, missing=missing, active=active)
 
 
-_BEAMS, _ASSISTED = "beam search is not there", "assisted decoding is not there"
+_BEAMS, _ASSISTED = "beam search is not supported", "assisted decoding is not supported"
 _ROWS = (
     # What changes the scores, in the order of transformers.
     Field(
@@ -206,23 +206,23 @@ _ROWS = (
     Field("max_length", "ending", *_WHOLE, *_LENGTH),
     Field("max_new_tokens", "ending", *_WHOLE, *_LENGTH),
     Field("max_time", "ending", *_NUMBER, lambda value: value >= 0, "0 seconds or more"),
-    Field("stop_strings", "ending", _are_texts, "text and no list of texts"),
+    Field("stop_strings", "ending", _are_texts, "text or list of texts"),
     # What transformers does and this package does not.
     _not_there("num_beams", _WHOLE, _BEAMS, lambda value: value > 1),
     _not_there("num_beam_groups", _WHOLE, _BEAMS, lambda value: value > 1),
     _not_there("constraints", _ANYTHING, _BEAMS),
     _not_there("force_words_ids", _ANYTHING, _BEAMS),
-    _not_there("penalty_alpha", _NUMBER, "contrastive search is not there", lambda value: value > 0),
-    _not_there("dola_layers", _ANYTHING, "DoLa decoding is not there"),
+    _not_there("penalty_alpha", _NUMBER, "contrastive search is not supported", lambda value: value > 0),
+    _not_there("dola_layers", _ANYTHING, "DoLa decoding is not supported"),
     _not_there("use_mtp", _FLAG, _ASSISTED, bool),
     _not_there("prompt_lookup_num_tokens", _WHOLE, _ASSISTED),
     _not_there("assistant_early_exit", _WHOLE, _ASSISTED),
     _not_there(
-        "guidance_scale", _NUMBER, "guidance, which runs the model twice, is not there", lambda value: value != 1
+        "guidance_scale", _NUMBER, "guidance, which runs the model twice, is not supported", lambda value: value != 1
     ),
-    _not_there("watermarking_config", _OBJECT, "watermarks, which need PyTorch's random numbers, are not there"),
-    _not_there("token_healing", _FLAG, "healing the end of a prompt is not there", bool),
-    _not_there("num_return_sequences", _WHOLE, f"{argument('batch')} says how many", lambda value: value > 1),
+    _not_there("watermarking_config", _OBJECT, "watermarks, which need PyTorch's random numbers, are not supported"),
+    _not_there("token_healing", _FLAG, "token healing is not supported", bool),
+    _not_there("num_return_sequences", _WHOLE, f"{argument('batch')} sets the number", lambda value: value > 1),
     _not_there("cache_implementation", _TEXT, "caches are not quantised", lambda value: value == "quantized"),
     # What changes no token without beams, an assistant model or an encoder; or how transformers runs, and what it
     # returns. Renormalised logits have the same order and are drawn alike.

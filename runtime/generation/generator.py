@@ -54,7 +54,7 @@ class Generator:
             taken = ", ".join(spec.describe() for spec in session.inputs)
             raise UsageError(
                 "This file does not generate tokens.",
-                why=f"It takes {taken}.",
+                why=f"Its inputs are {taken}.",
                 fix="Step through it with localattn.runtime.open_step.",
             )
         self.session = session
@@ -92,7 +92,7 @@ class Generator:
             UsageError: nothing was consumed yet.
         """
         if self._logits is None:
-            raise UsageError("There are no logits yet.", why="Nothing was consumed.", fix="Call prefill first.")
+            raise UsageError("There are no logits yet.", why="No token was consumed.", fix="Call prefill first.")
         return self._logits
 
     def reset(self) -> None:
@@ -126,8 +126,8 @@ class Generator:
         if tokens.size == 0 or tokens.ndim != 2 or tokens.shape[0] != self.batch:
             raise UsageError(
                 f"Tokens of shape {list(tokens.shape)} cannot be consumed.",
-                why=f"Wanted: [T] or [{self.batch}, T], with one token at least.",
-                fix="Give a prompt, even a single token: the model needs something to go on from.",
+                why=f"Expected: [T] or [{self.batch}, T], with at least one token.",
+                fix="Give a prompt of at least one token.",
             )
         self._check_tokens(tokens)
         output = self.session.consume({self._input: tokens.astype(np.int64), **self._hiding(tokens, mask)}, shared=True)
@@ -136,7 +136,11 @@ class Generator:
     def _hiding(self, tokens: NDArray[Any], mask: ArrayLike | None) -> dict[str, NDArray[Any]]:
         """Return the mask of tokens `[B, T]` by the name of its input; empty if the file takes none."""
         if mask is not None and (self._mask is None or np.shape(mask) != tokens.shape):
-            why = f"It takes one of {list(tokens.shape)}." if self._mask else "It was exported for one sequence a call."
+            why = (
+                f"The mask needs the shape {list(tokens.shape)}."
+                if self._mask
+                else "The file was exported for one sequence per call."
+            )
             raise UsageError(f"A mask of {list(np.shape(mask))} does not fit this file.", why=why)
         if self._mask is None:
             return {}
@@ -239,14 +243,14 @@ class Generator:
         begin = time.monotonic()
         sampling = Sampling(temperature, top_k, top_p, repetition_penalty, **others)
         if max_tokens is not None and max_tokens < 0:
-            raise UsageError(f"{argument('max_tokens')} is {max_tokens}.", why="It counts tokens.")
+            raise UsageError(f"{argument('max_tokens')} is {max_tokens}.", why="It must be a number of tokens.")
         length = np.shape(prompt)[-1] if np.ndim(prompt) else 0
         room = self.room(length)
         if room is not None and max_tokens is not None and max_tokens > room:
             raise UsageError(
                 f"{max_tokens} tokens after a prompt of {length} do not fit the model.",
                 why=self.session.facts.why_positions_end,
-                fix=f"Generate {room} at the most, or give a shorter prompt." if room else "Give a shorter prompt.",
+                fix=f"Generate at most {room}, or give a shorter prompt." if room else "Give a shorter prompt.",
             )
         count = room if max_tokens is None else max_tokens
         rows = range(first_row, first_row + self.batch)
@@ -308,9 +312,9 @@ class TokenStream(Iterator[Tokens]):
         with self._generator.session.taken_over():
             if (self._text, self._position) != (self._generator.session.texts, self._generator.position):
                 raise UsageError(
-                    "This stream of tokens cannot go on.",
-                    why="Another text began or went on in its session, which holds one at a time.",
-                    fix="Open a generator for each text that is written at the same time.",
+                    "This stream of tokens cannot continue.",
+                    why="Its session now generates another text; a session holds one text at a time.",
+                    fix="Open one generator for each text that is generated at the same time.",
                 )
             if self._last is not None:
                 self._generator.go_on(self._last)

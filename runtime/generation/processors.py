@@ -255,8 +255,8 @@ def _length_decay(sampling: Sampling, text: Text, around: Surroundings) -> Proce
     if not len(stop):
         raise UsageError(
             "exponential_decay_length_penalty cannot be applied.",
-            why="It makes the end of a text likelier, and no token of this model ends a text.",
-            fix="Leave it out, or give eos_token_id too.",
+            why="It makes the end of a text likelier, but this model has no token that ends a text.",
+            fix="Leave it out, or also give eos_token_id.",
         )
     start, factor = int(found[0]) + text.prompt_length, float(found[1])
 

@@ -36,7 +36,7 @@ class Sampler:
         max_tokens: int | None = None,
     ) -> None:
         if seed < 0:
-            raise UsageError(f"{argument('seed')} is {seed}.", why="Seeds are not negative.")
+            raise UsageError(f"{argument('seed')} is {seed}.", why="A seed must be 0 or more.")
         self.sampling, self._asked = sampling, sampling.asked
         streams = (np.random.SeedSequence(seed, spawn_key=(row,)) for row in rows)
         self._generators = [np.random.Generator(np.random.PCG64(stream)) for stream in streams]
@@ -110,6 +110,6 @@ class Sampler:
             raise UsageError(
                 "No token can be chosen: the settings forbid all of them, or their scores are infinite.",
                 why=f"Scores are changed by {', '.join(self._asked)}.",
-                fix="Take these back, in generation_config.json or as arguments.",
+                fix="Remove these settings from generation_config.json or from the arguments.",
             )
         return scores

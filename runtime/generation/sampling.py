@@ -144,5 +144,5 @@ def check_finite(largest: Any) -> None:
         raise CheckFailed(
             "The model's logits are not finite.",
             why="No token can be chosen from NaN or infinite logits.",
-            fix="Check the export with `localattn parity`; an fp16 file may have overflowed: export it in fp32.",
+            fix="Check the export with `localattn parity`; an fp16 file may overflow: export it in fp32.",
         )

@@ -27,12 +27,12 @@ HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o 
 STEP_FILES = {
     ".onnx": (
         HOW_TO_EXPORT,
-        "Its sidecar {}, which says how its caches are laid out, is not beside it: copy it too.",
+        "Its sidecar {}, which describes its caches, is missing in its folder: copy it too.",
     ),
     ".engine": (
         f"{HOW_TO_EXPORT}, and build both files it writes: localattn build model_step.onnx; "
         "localattn build model_step.prefill.onnx (with --backend tensorrt-rtx for RTX GPUs)",
-        "It was built from an ONNX file without its sidecar, which says how its caches are laid out.",
+        "It was built from an ONNX file without the sidecar, which describes the caches.",
     ),
 }
 
@@ -64,7 +64,7 @@ def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPOR
         checkpoint = sidecar.checkpoint_name or "CHECKPOINT"
         raise UsageError(
             f"{name} is not a step file.",
-            why=f"It takes whole sequences of {sidecar.seq_len} positions and keeps nothing between calls.",
+            why=f"It needs whole sequences of {sidecar.seq_len} positions and has no caches.",
             fix=how.replace("CHECKPOINT", checkpoint),
         )
     return sidecar.step
@@ -104,7 +104,7 @@ def check_caches(file: Described, facts: StepFacts, path: Path, *, output: bool 
         raise UsageError(
             f"{path} is not the file that its sidecar describes.",
             why="The names or shapes of its caches differ.",
-            fix="Export it again, or copy both files together.",
+            fix="Export the model again, or copy both files together.",
         )
 
 
@@ -121,7 +121,7 @@ def prefill_path(path: Path, facts: StepFacts) -> Path | None:
     if not facts.prefill or Path(facts.prefill).name != facts.prefill or "\0" in facts.prefill:
         raise UsageError(
             f"The sidecar of {path} names the prefill file {facts.prefill[:100]!r}.",
-            why="That is no name of a file beside it.",
+            why="That is not a file name in the same folder.",
             fix=_AGAIN,
         )
     companion = path.with_name(facts.prefill)
@@ -152,10 +152,10 @@ def find_prefill(path: Path, sidecar: Sidecar) -> Prefill | None:
     if other.checkpoint_sha256 != sidecar.checkpoint_sha256 or chunk.caches != facts.caches:
         raise UsageError(
             f"{companion.name} does not belong to {path.name}.",
-            why="They come from different checkpoints, or their caches differ.",
+            why="The two files come from different checkpoints, or their caches differ.",
             fix=_AGAIN,
         )
     return file, chunk
 
 
-_AGAIN = "Export the step file again; it writes both. Engines are built from both."
+_AGAIN = "Export the step file again, which writes both files; build engines from both."

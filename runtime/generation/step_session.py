@@ -117,7 +117,7 @@ class StepSession(ABC):
             UsageError: this session cannot.
         """
         raise UsageError(
-            f"A session of {self.backend} records no CUDA graphs.", fix="Open an engine: localattn build makes one."
+            f"Sessions of {self.backend} do not support CUDA graphs.", fix="Build and open an engine: localattn build."
         )
 
     def prepare(self) -> None:
@@ -171,9 +171,9 @@ class StepSession(ABC):
         if owner is None or owner is me or not (owner.is_alive() or me in self._ousted):
             return
         raise UsageError(
-            f"This session holds the text of another thread ({owner.name}).",
-            why="Its caches are those of one text, and two threads would mix theirs.",
-            fix="Open a session in each thread, or begin anew with reset; with take_over this thread goes on with the "
+            f"Another thread ({owner.name}) uses this session.",
+            why="Its caches belong to one text, and two threads would mix their texts.",
+            fix="Open a session in each thread, or start again with reset; with take_over this thread continues the "
             "text.",
         )
 
@@ -244,7 +244,7 @@ class StepSession(ABC):
         """Cut inputs into calls: the inputs of each, and how many positions before 0 fill it up."""
         length, axis = self._positions(inputs), self.facts.sequence_axis
         if length == 0:
-            raise UsageError("There is nothing to consume.", why="The inputs have no position.")
+            raise UsageError("There are no tokens to consume.", why="The inputs have no positions.")
         inputs = check_inputs([self.resized(spec, length) for spec in self.inputs], inputs)
         self._check_room(length)
         chunks = [size for size in self.chunks if largest is None or size <= largest]
@@ -298,8 +298,8 @@ class StepSession(ABC):
         if limit is not None and self.position + count > limit:
             raise UsageError(
                 f"The model has no position {limit + 1}.",
-                why=f"{self.facts.why_positions_end} {self.position} are consumed, and {count} more were given.",
-                fix="Give a shorter prompt, generate fewer tokens, or begin anew.",
+                why=f"{self.facts.why_positions_end} {self.position} were consumed, and {count} more were given.",
+                fix="Give a shorter prompt, generate fewer tokens, or start again.",
             )
 
     def resized(self, spec: TensorSpec, positions: int | str) -> TensorSpec:
@@ -373,11 +373,11 @@ def open_step(
     suffix = path.suffix.lower()
     if suffix not in STEP_FILES:
         known = ", ".join(STEP_FILES)
-        raise UsageError(f"Cannot generate with {path}.", why=f"Its suffix is none of: {known}.", fix=HOW_TO_EXPORT)
+        raise UsageError(f"Cannot generate with {path}.", why=f"Its suffix must be one of: {known}.", fix=HOW_TO_EXPORT)
     how, without_sidecar = STEP_FILES[suffix]
     check_plain(path)
     if not path.is_file():
-        raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=how)
+        raise UsageError(f"Cannot generate with {path}.", why="The file does not exist.", fix=how)
     file = find_model(path)
     check_file(file)
     sidecar = read_model_facts(path)
@@ -388,7 +388,7 @@ def open_step(
     if facts.mode != "step":
         raise UsageError(
             f"{path} is a {facts.mode} file.",
-            why=f"It takes {facts.chunk} positions at once; its step file takes it along.",
+            why=f"It needs {facts.chunk} positions at once, and is opened by its step file.",
             fix="Give the step file.",
         )
     return open_session(file, sidecar, provider, threads, str(plugin), runtime)

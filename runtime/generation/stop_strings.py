@@ -29,7 +29,7 @@ class StopStrings:
 
     def __init__(self, strings: str | Iterable[str], text_of: Callable[[int], bytes]) -> None:
         listed = [strings] if isinstance(strings, str) else list(strings)
-        wrong = FIELDS["stop_strings"].wrong(listed) if listed else "There is none."
+        wrong = FIELDS["stop_strings"].wrong(listed) if listed else "At least one is needed."
         if wrong:
             raise UsageError(f"stop_strings is {shown(strings)}.", why=wrong)
         self._strings = [text.encode("utf-8", "surrogatepass") for text in listed]

@@ -71,7 +71,7 @@ class _Process:
             )
         except OSError as error:
             raise MissingDependency(
-                f"{path} needs a process of its own, which cannot be started.", why=f"{error.strerror or error}."
+                f"The process for {path} cannot be started.", why=f"{error.strerror or error}."
             ) from error
         assert self._process.stdout is not None
         self._descriptor = self._process.stdout.fileno()
@@ -121,7 +121,7 @@ class _Process:
         if reply.get("missing"):
             raise MissingDependency(
                 f"{self.path} needs the package tokenizers.",
-                why="It turns text into the model's tokens.",
+                why="The package turns text into the model's tokens.",
                 fix="pip install 'localattn[transformers]', or give numbers with --prompt-ids",
             )
 
@@ -129,8 +129,8 @@ class _Process:
         if self._owner != os.getpid():
             raise UsageError(
                 f"{self.path} was opened in another process.",
-                why="This one is a copy of it (a fork), and both would read each other's answers.",
-                fix="Open the tokenizer again here.",
+                why="This process is a fork of that one, and both would read each other's answers.",
+                fix="Open the tokenizer again in this process.",
             )
 
     def _exchange(self, document: Any) -> Any:
@@ -180,14 +180,16 @@ class _Process:
         """Return the error for a process that ended: out of memory, out of time, or by a fault of its code."""
         code = self._process.wait()
         if self._interrupted:
-            return UsageError(f"{self.path} was interrupted.", why="A text was sent in part.", fix="Open it again.")
+            return UsageError(
+                f"{self.path} was interrupted.", why="A text was sent only in part.", fix="Open the tokenizer again."
+            )
         self._errors.seek(0)
         said = self._errors.read(1 << 16).decode("utf-8", "replace")
         if "memory allocation of" in said or "MemoryError" in said or code == -9:
             if code == -9 or _less_allowed(memory):
                 return MissingDependency(
                     f"There is not enough memory for {self.path}.",
-                    why="The system refused it to the process that runs the tokenizer.",
+                    why="The process that runs the tokenizer could not get it.",
                     fix="Free memory, or raise the limits of this user; else copy the original file again.",
                 )
             return self._failed(request, f"It needs more than {memory >> 20} MiB.")
@@ -263,8 +265,8 @@ class FolderTokenizer:
         except UnicodeEncodeError as error:
             raise UsageError(
                 "The text has no tokens.",
-                why=f"Character {error.start} is half of one (a surrogate): it has no UTF-8.",
-                fix="Leave it out.",
+                why=f"Character {error.start} is a lone surrogate, which has no UTF-8 form.",
+                fix="Remove it.",
             ) from error
         tokens: list[int] = self._process.ask("encode", length, text=text, special=special)["tokens"]
         return tokens
@@ -329,12 +331,12 @@ class OpeningTokenizer:
         try:
             raw = read_plain(path, _MOST_BYTES)
             if len(raw) > _MOST_BYTES:
-                raise UsageError(f"{path} is no tokenizer.", why=f"It has more than {_MOST_BYTES >> 20} MiB.")
+                raise UsageError(f"{path} is not a tokenizer.", why=f"It has more than {_MOST_BYTES >> 20} MiB.")
             text = raw.decode("utf-8")
         except OSError as error:
             raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
         except UnicodeDecodeError as error:
-            raise UsageError(f"{path} cannot be read.", why=f"It is no UTF-8: {error.reason}.", fix=_COPY) from error
+            raise UsageError(f"{path} cannot be read.", why=f"It is not UTF-8: {error.reason}.", fix=_COPY) from error
         return cls(_Process(path, raw), text)
 
     def _open(self) -> None:

@@ -60,7 +60,7 @@ class Service:
         steps = (self._tokenizer.normalizer, self._tokenizer.decoder)
         normalizer, decoder = ({} if step is None else json.loads(step.__getstate__()) for step in steps)
         if max(growth(normalizer), growth(decoder)) > MOST_GROWTH:
-            raise ValueError(f"its replacements may make a text over {MOST_GROWTH} times longer")
+            raise ValueError(f"its replacements may make a text more than {MOST_GROWTH} times longer")
         kinds = set(_types(decoder))
         self._mode = next((kind for kind in ("ByteFallback", "ByteLevel") if kind in kinds), None)
         return {"size": int(self._tokenizer.get_vocab_size(with_added_tokens=True))}

@@ -32,7 +32,7 @@ def first_call(step: StepFacts) -> Arrays:
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"Cache {cache.input!r} cannot be filled.",
-                why=f"The sidecar says it is {cache.dtype} {cache.shape}: {error}.",
+                why=f"The sidecar describes it as {cache.dtype} {cache.shape}: {error}.",
                 fix="Export the model again, or give the inputs in a file.",
             ) from error
     return begun
@@ -93,7 +93,7 @@ def _check_position(given: NDArray[Any], step: StepFacts, source: str) -> None:
         has = "any number of positions" if last is None else f"{step.max_positions} positions"
         raise UsageError(
             f"Input {step.position_input!r}{of} is {position}.",
-            why=f"The model has {has}, counted from 0, and this file takes {step.chunk} a call.",
+            why=f"The model has {has}, counted from 0, and this file needs {step.chunk} per call.",
             fix="Give the number of tokens consumed before this call"
             + ("." if last is None else f", from 0 to {last}."),
         )

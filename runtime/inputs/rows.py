@@ -70,7 +70,10 @@ def check_rows(
         return CheckRecord(name=ROWS, status=status, detail=detail)
 
     if spans:
-        return record("not proven", "int8 scales are computed over the whole batch, so each row rounds the others")
+        return record(
+            "not proven",
+            "int8 scales are computed over the whole batch, so each row affects the rounding of the others",
+        )
     tolerance = tolerance_for(dtype, None, None)
     worst, count = 0.0, 0
     for number, example in enumerate(examples):
@@ -81,12 +84,12 @@ def check_rows(
                     return record("not proven", found)
                 worst, count = max(worst, found), count + 1
         except UsageError as error:
-            return record("not proven", f"the file does not take such a batch: {error.what}")
+            return record("not proven", f"the file does not accept such a batch: {error.what}")
     if not count:
         return record("not proven", "there are no inputs to try")
     limit = f"{tolerance.atol or 0:g} + {tolerance.rtol or 0:g}·|x| is allowed"
     detail = f"{_COUNT} rows in one call equal {_COUNT} calls within {worst:.1e} ({limit}), over {count} calls; "
-    return record("passed", detail + "other rows do not change a bit of a row")
+    return record("passed", detail + "other rows do not change any bit of a row")
 
 
 def rows_stay_apart(run: Run, example: Mapping[str, NDArray[Any]], shared: Sequence[str]) -> bool:
@@ -135,17 +138,17 @@ class _Rows:
             yield from self._unchanged(row, together, run(others))
         shown = any(_differ(array[0], array[1]) for array in together.values())
         if not shown:
-            yield "two rows of random inputs gave the same outputs, which shows nothing"
+            yield "two rows of random inputs gave the same outputs, which proves nothing"
 
     @staticmethod
     def _distance(name: str, joined: NDArray[Any], alone: NDArray[Any], tolerance: Tolerance) -> float | str:
         if joined.shape != alone.shape:
             return f"a row of output {name!r} is {list(joined.shape)} in a batch and {list(alone.shape)} alone"
         if not np.array_equal(np.isfinite(joined), np.isfinite(alone)):
-            return f"output {name!r} is not finite in other places than alone"
+            return f"output {name!r} is not finite in different places than alone"
         finite = np.isfinite(joined)
         if not np.array_equal(joined[~finite], alone[~finite], equal_nan=True):
-            return f"output {name!r} is infinite with another sign than alone"
+            return f"output {name!r} is infinite with a different sign than alone"
         limits = tolerance.atol or 0.0, tolerance.rtol or 0.0
         figures = closeness.measure(joined[finite], alone[finite], *limits)
         if finite.any() and not closeness.accepts(figures, *limits, tolerance.cosine):

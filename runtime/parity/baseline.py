@@ -50,7 +50,7 @@ class BaselineMeter:
         self.known = module if isinstance(module, Baseline) and module.dtype == dtype else None
         self.why_none = module if isinstance(module, str) else ""
         if isinstance(module, Baseline) and module.dtype != dtype:
-            self.why_none = f"the untouched module's own error is known in {module.dtype}, and not in {dtype}"
+            self.why_none = f"the untouched module's own error is known in {module.dtype}, but not in {dtype}"
         self._module, self._dtype, self._table = module, dtype, tolerance_for(dtype)
         self._found: list[Comparison] = []
         self._positions = self._departing = 0
@@ -99,11 +99,11 @@ class BaselineMeter:
         source = self._module.source
         if not self._found or self._departing > _MOST_DEPARTING * self._positions:
             share = self._departing / max(1, self._positions)
-            self.why_none = f"{source} computes something else in fp32 at {share:.0%} of positions"
+            self.why_none = f"{source} differs in fp32 at {share:.0%} of positions"
             return None
         whole = merged(self._found, self._table)
         if whole.not_finite or (self._table.cosine is not None and whole.cosine < self._table.cosine):
-            self.why_none = f"{source} loses its own outputs in that precision (cosine {whole.cosine:.4g})"
+            self.why_none = f"{source} is too inaccurate in that precision (cosine {whole.cosine:.4g})"
             return None
         return Baseline(self._dtype, whole.relative_rms, whole.relative_max, source)
 
@@ -127,4 +127,4 @@ def both_errors(comparison: Comparison, baseline: Baseline) -> str:
 
 def table_alone(why_none: str) -> str:
     """State that no baseline was measured, and why."""
-    return f"the error is held against the table of tolerances alone: {why_none}"
+    return f"the error is judged by the table of tolerances only: {why_none}"

@@ -28,7 +28,7 @@ from .runner import FileRunner, Runner, Sample, take_sample
 from .shared_inputs import shared_specs
 from .spread import SequenceAxis
 
-_LENGTHS = "Record the model on sequences of such a length."
+_LENGTHS = "Record the model on sequences of that length."
 _log = logging.getLogger(__name__)
 
 
@@ -150,7 +150,7 @@ def compare_golden(
     for sample in golden.bind(candidate.inputs, candidate.outputs, candidate.token_limit, candidate.limits):
         refused = candidate.refuses(sample.inputs)
         if refused is not None:
-            raise UsageError(f"{candidate.name} cannot be fed {sample.name}.", why=f"{refused}.", fix=_LENGTHS)
+            raise UsageError(f"{candidate.name} does not accept {sample.name}.", why=f"{refused}.", fix=_LENGTHS)
         for mode in candidate.modes():
             named = sample._replace(name=sample.name + mode.mode)
             progress(f"Comparing: {named.name}")
@@ -267,8 +267,8 @@ def compare_models(
     report.judged_on = sets.describe()
     report.range = range_record(candidate.sessions, report.judged_on)
     if not report.with_reference:
-        why = f"{refusal}." if refusal else "There are no inputs."
-        raise UsageError("Nothing could be compared.", why=why, fix="Give inputs of other lengths.")
+        why = f"{refusal}." if refusal else "There are no inputs to compare on."
+        raise UsageError("No set of inputs was accepted by both.", why=why, fix="Give inputs of other lengths.")
     if meter is not None:
         report.tolerance = beside(tolerance, meter.result())
         if meter.why_none:

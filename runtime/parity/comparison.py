@@ -147,8 +147,8 @@ def compare_arrays(
     keep = _elements_that_count(name, actual.shape, rows)
     if not actual.size or (keep is not None and not keep.any()):
         raise CheckFailed(
-            f"Nothing of output {name!r} can be compared.",
-            why="The arrays are empty." if not actual.size else "No row of it counts.",
+            f"Output {name!r} cannot be compared.",
+            why="The arrays are empty." if not actual.size else "The mask keeps none of its rows.",
             fix="Use longer inputs, or a mask that keeps some rows.",
         )
     spread = None if sequence is None else SpreadSums(actual.shape, sequence, tolerance)
@@ -199,7 +199,7 @@ def unproven_outputs(outputs: Iterable[Comparison], tolerance: Tolerance) -> tup
         return False, ""
     listed = "; ".join(f"{name!r}: {why}" for name, why in list(found.items())[:3])
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-    return len(found) == len(given), f"nothing is proven about output {listed}{more}"
+    return len(found) == len(given), f"the comparison proves nothing for output {listed}{more}"
 
 
 def outcome_of(passed: bool, nothing: bool) -> Outcome:
@@ -251,7 +251,7 @@ def _elements_that_count(name: str, shape: tuple[int, ...], rows: NDArray[np.boo
         raise CheckFailed(
             f"The row mask of output {name!r} does not fit.",
             why=f"It is {rows.dtype} {format_shape(rows.shape)} for {format_shape(shape)}.",
-            fix="Give bools over the leading dimensions.",
+            fix="Give booleans over the leading dimensions.",
         )
     widened = rows.reshape(rows.shape + (1,) * (len(shape) - rows.ndim))
     return np.broadcast_to(widened, shape).reshape(-1)

@@ -65,13 +65,13 @@ class Golden:
         for name, array in arrays.items():
             match = numbered[name]
             if (match is None) != (None in numbered.values()):
-                why = f"{name!r} belongs to a numbered sample, and others to none."
-                raise UsageError(f"{path} does not say which arrays belong together.", why=why, fix=_HOW)
+                why = f"{name!r} belongs to a numbered sample, but other arrays do not."
+                raise UsageError(f"{path} does not show which arrays belong together.", why=why, fix=_HOW)
             _check_numbers(path, name, array)
             number, plain = (0, name) if match is None else (int(match[1]), match[2])
             samples.setdefault(number, {})[plain] = array
         if not samples:
-            raise UsageError(f"{path} holds no arrays.", fix=_HOW)
+            raise UsageError(f"{path} contains no arrays.", fix=_HOW)
         return cls(path, [samples[number] for number in sorted(samples)])
 
     def bind(
@@ -105,7 +105,8 @@ class Golden:
                 raise UsageError(
                     f"{name} does not fit the exported file.",
                     why=f"{error.what} {error.why}",
-                    fix="Record the model on inputs of these sizes and types, or export the file for those recorded.",
+                    fix="Record the model on inputs of these sizes and types, or export the file for the recorded "
+                    "ones.",
                 ) from error
             yield GoldenSample(name, ready, {key: sample[key] for key in outputs})
 
@@ -119,7 +120,7 @@ class Golden:
         longest = max((_positions(x) for sample in self.samples for x in sample.values()), default=0)
         if not keys or longest > keys:
             return ""
-        return f"sequences of {longest} do not show where a window of {keys} keys ends, which longer ones would"
+        return f"sequences of {longest} tokens are too short to show where a window of {keys} keys ends"
 
     @property
     def precision(self) -> str | None:
@@ -140,7 +141,7 @@ class GoldenRunner(Runner):
 
     def run(self, inputs: Arrays) -> Arrays:
         """Refuse to run: there are only recorded outputs."""
-        raise NotImplementedError(f"{self.name} are no model")
+        raise NotImplementedError(f"{self.name} are not a model")
 
 
 def key_mask(inputs: Arrays) -> NDArray[np.bool_] | None:
@@ -179,12 +180,14 @@ def _check_numbers(path: Path, name: str, array: NDArray[Any]) -> None:
         UsageError: NaN, or complex numbers.
     """
     if array.dtype.kind == "c":
-        raise UsageError(f"{path}: {name!r} is {array.dtype}.", why="No exported file takes or returns such numbers.")
+        raise UsageError(
+            f"{path}: {name!r} is {array.dtype}.", why="Exported files have no inputs or outputs of this type."
+        )
     if array.dtype.kind == "f" and bool(np.isnan(array).any()):
         raise UsageError(
-            f"{path}: {name!r} holds NaN.",
-            why="Nothing is equal to NaN, so it proves nothing.",
-            fix="Record the model on inputs where its outputs are numbers.",
+            f"{path}: {name!r} contains NaN.",
+            why="NaN equals no number, so such an output proves nothing.",
+            fix="Record the model on inputs for which its outputs are finite.",
         )
 
 
@@ -202,7 +205,7 @@ def _check_limits(inputs: Sequence[TensorSpec], arrays: Arrays, limits: Limits) 
             if given < low or (high is not None and given > high):
                 raise UsageError(
                     f"Input {spec.name!r} has {given} on its axis {size!r}.",
-                    why=f"The file takes {low} to {'any' if high is None else high}.",
+                    why=f"The file accepts {low} to {'any' if high is None else high}.",
                 )
 
 
@@ -215,8 +218,8 @@ def _check_names(
         wrong = [f"It lacks {', '.join(map(repr, missing))}."] if missing else []
         wrong += [f"The file does not know {', '.join(map(repr, unknown))}."] if unknown else []
         raise UsageError(
-            f"{path} does not hold the inputs and outputs of the exported file.",
-            why=" ".join(wrong) + f" The file takes {'; '.join(takes)}, and returns {', '.join(outputs)}.",
+            f"{path} does not contain the inputs and outputs of the exported file.",
+            why=" ".join(wrong) + f" The file needs {'; '.join(takes)}, and returns {', '.join(outputs)}.",
             fix=_HOW,
         )
 

@@ -166,20 +166,21 @@ class InputSets:
         found = []
         candidate, reference = self._runners
         if not isinstance(candidate, StepRunner) and len(self._axes) < len(_dynamic_axes(candidate.inputs)):
-            found.append(f"{candidate.name} leaves sizes open, and is compared at those of {reference.name} only")
+            found.append(f"{candidate.name} has dynamic sizes, and is compared at the sizes of {reference.name} only")
         for runner in self._steps:
             chunk = runner.facts.chunk
-            calls = "one a call" if chunk == 1 else f"{chunk} a call"
+            calls = "one per call" if chunk == 1 else f"{chunk} per call"
             found.append(f"{self.length} tokens were fed to {runner.name}, {calls}; every position is compared")
             if self.length is not None and self.length <= runner.slots:
                 found.append(
-                    f"the caches of {runner.name} hold {runner.slots} positions: {self.length} do not show that older "
-                    "ones are dropped"
+                    f"the caches of {runner.name} hold {runner.slots} positions: {self.length} are too few to test "
+                    "that "
+                    "older ones are dropped"
                 )
         if self._given is None and len(self._sizes) > 1:
             lengths = self._request.lengths
             largest = self._sizes[0] if not lengths else {**self._sizes[0], self._sequence or "": self.length or 0}
-            found.append(f"how errors are spread is shown for {self._named(largest)}")
+            found.append(f"the spread of errors is shown for {self._named(largest)}")
         return found
 
     def _named(self, sizes: Sizes) -> str:
@@ -205,8 +206,8 @@ class InputSets:
         for name in self._axes:
             if name == UNNAMED_DIMENSION or (name != self._sequence and name not in BATCH_AXES):
                 raise UsageError(
-                    f"Both files leave {'an axis' if name == UNNAMED_DIMENSION else f'the axis {name!r}'} open.",
-                    why="Nothing says which sizes it may have.",
+                    f"In both files {'an axis' if name == UNNAMED_DIMENSION else f'the axis {name!r}'} is dynamic.",
+                    why="No sidecar says which sizes it may have.",
                     fix=f"Give the inputs in a file: {argument('inputs')}.",
                 )
         now = {name: self._batch(name) for name in self._axes if name != self._sequence}
@@ -218,7 +219,7 @@ class InputSets:
             most = "" if high is None else f" to {high}"
             raise UsageError(
                 f"{argument('seq_len', wrong[0])} is not a length of both files.",
-                why=f"They take {low}{most} positions.",
+                why=f"Both files accept {low}{most} positions.",
             )
         if lengths:
             return [{**now, self._sequence: n} for n in lengths]
@@ -226,15 +227,18 @@ class InputSets:
             return [{**now, self._sequence: self._beyond_the_caches(high)}]
         if high is None:
             raise UsageError(
-                "Both files leave the length open.",
-                why="No sidecar beside them says which is the longest.",
+                "In both files the sequence length is dynamic.",
+                why="No sidecar says which length is the longest.",
                 fix=f"Give lengths, {argument('seq_len')}, or the inputs in a file, {argument('inputs')}.",
             )
         swept = sweep_sizes(self._axes, {**now, self._sequence: high}, self._sequence, windows)
         bounds = {name: self._bounds(name) for name in self._axes}
         fitting = [sizes for sizes in swept if all(_within(sizes[name], bounds[name]) for name in self._axes)]
         if not fitting:
-            raise UsageError("There is no size that both files take.", why=f"They take {low} to {high} positions.")
+            raise UsageError(
+                "No size is accepted by both files.",
+                why=f"Together they allow lengths from {low} to {high}.",
+            )
         return fitting
 
     def _batch(self, axis: str) -> int:
@@ -286,8 +290,8 @@ class InputSets:
             if length is not None and (length % chunk or length < 1 or (most is not None and length > most)):
                 ends = "" if most is None else f" and has {most} positions"
                 raise UsageError(
-                    f"{runner.name} cannot be fed {length} positions.",
-                    why=f"It takes {chunk} a call{ends}.",
+                    f"{runner.name} does not accept {length} positions.",
+                    why=f"It takes {chunk} per call{ends}.",
                     fix=f"Choose another length, {argument('seq_len')}; instead of a prefill file give its step file.",
                 )
 

@@ -76,9 +76,11 @@ def range_record(sessions: Sequence[Session], where: str) -> CheckRecord | None:
         return None
     found = beyond_fp16(sessions)
     if found:
-        detail = f"{describe(found)}, and fp16 ends at {LARGEST:,.0f}: a GPU computes infinity there; {where}"
+        detail = (
+            f"{describe(found)}, and the largest fp16 number is {LARGEST:,.0f}: a GPU computes infinity there; {where}"
+        )
         return CheckRecord(name=FP16_RANGE, status="failed", detail=detail, figures={"largest": max(sizes)})
-    detail = f"the largest of {len(sizes)} values is {max(sizes):,.4g}, and fp16 ends at {LARGEST:,.0f}; {where}"
+    detail = f"the largest of {len(sizes)} values is {max(sizes):,.4g}; fp16 ends at {LARGEST:,.0f}; {where}"
     return CheckRecord(name=FP16_RANGE, status="passed", detail=detail, figures={"largest": max(sizes)})
 
 
@@ -97,9 +99,9 @@ def refuse_overflow(sessions: Sequence[Session], path: Path, inputs: str, more: 
     found = beyond_fp16(sessions)
     if found:
         every = list(more) or found
-        others = f" Beyond it: {describe(every)}." if len(every) > 1 else ""
+        others = f" Also too large: {describe(every)}." if len(every) > 1 else ""
         raise CheckFailed(
-            f"{path.name} overflows in fp16: {every[0]}, and fp16 ends at {LARGEST:,.0f}.",
+            f"{path.name} overflows in fp16: {every[0]}, and the largest fp16 number is {LARGEST:,.0f}.",
             why=f"On {inputs or 'the inputs'} a GPU computes infinity or NaN from there on.{others}",
             fix=_FIX,
         )

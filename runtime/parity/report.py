@@ -177,7 +177,7 @@ class ParityReport(Report):
         """The result in words: equal, NOT equal, or equal where that proves nothing."""
         if not self.passed:
             return "NOT equal"
-        return "equal" if any(check.status == "passed" for check in self.checks) else "equal, which proves nothing,"
+        return "equal" if any(check.status == "passed" for check in self.checks) else "equal, but this proves nothing,"
 
     @property
     def with_golden(self) -> Named:
@@ -343,7 +343,7 @@ def altered(model: Path | OnnxFile) -> list[str]:
 def not_finite(inputs: Arrays) -> list[str]:
     """Note each input that holds NaN or Inf, with which no outputs can be equal."""
     return [
-        f"input {name!r} holds NaN or Inf: what comes out of it cannot be equal"
+        f"input {name!r} contains NaN or Inf, so outputs cannot be compared"
         for name, array in inputs.items()
         if not np.isfinite(array).all()
     ]

@@ -169,8 +169,8 @@ class FileRunner(Runner):
             wrong = [name for name, dtype in stated.items() if dtype not in list(TOLERANCES)]  # of any JSON type
             if wrong:
                 raise UsageError(
-                    f"The facts of {self.path} name no known precision.",
-                    why=f"options.{wrong[0]} is none of {', '.join(TOLERANCES)}.",
+                    f"The sidecar of {self.path} names no known precision.",
+                    why=f"options.{wrong[0]} must be one of {', '.join(TOLERANCES)}.",
                     fix="Export the model again, or remove its sidecar.",
                 )
             return coarsest(stated.values())
@@ -275,19 +275,19 @@ class StepRunner(FileRunner):
     ) -> None:
         super().__init__(session, file, facts)
         self.session, self.facts, self._singles = session, session.facts, singles
-        self.mode = "" if singles is None else f", {max(session.chunks)} a call first"
+        self.mode = "" if singles is None else f", first {max(session.chunks)} per call"
         ranks = {spec.name: len(spec.shape) for spec in session.inputs}
         if self.facts.sequence_axis >= ranks.get(self.facts.token_input, 0):
             raise UsageError(
                 f"{self.path} is not the file that its sidecar describes.",
                 why=f"It has no input {self.facts.token_input!r} with an axis {self.facts.sequence_axis}.",
-                fix="Export it again, or copy both files together.",
+                fix="Export the model again, or copy both files together.",
             )
         self.inputs = [session.resized(spec, SEQUENCE) for spec in session.inputs]
         caches = [TensorSpec(cache.input, cache.dtype, tuple(cache.shape)) for cache in self.facts.caches]
         self.signature = [*session.inputs, TensorSpec(self.facts.position_input, "int64", (1,)), *caches]
         if session.missing_prefill is not None:
-            self.notes.append(f"{session.missing_prefill} does not lie beside {self.name} and is not compared with it")
+            self.notes.append(f"{session.missing_prefill} is missing in the folder of {self.name} and is not compared")
 
     @property
     def sessions(self) -> Sequence[Session]:
@@ -326,7 +326,9 @@ class StepRunner(FileRunner):
     def refuses(self, inputs: Arrays) -> str | None:
         """Return why a length is not a whole number of calls; None if it is."""
         length, chunk = inputs[self.facts.token_input].shape[self.facts.sequence_axis], self.facts.chunk
-        return f"it takes {chunk} positions a call, and {length} are no multiple of that" if length % chunk else None
+        return (
+            f"it needs {chunk} positions per call, and {length} is not a multiple of that" if length % chunk else None
+        )
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
         """Return the positions of one call and the most that the model has."""

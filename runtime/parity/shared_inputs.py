@@ -34,8 +34,8 @@ def shared_specs(first: Sequence[TensorSpec], second: Sequence[TensorSpec], name
         UsageError: a name, a type or a size differs; the text lists every difference.
     """
     one, other = ({spec.name: spec for spec in specs} for specs in (first, second))
-    wrong = [f"Only {names[0]} takes {one[name].describe()}." for name in one if name not in other]
-    wrong += [f"Only {names[1]} takes {other[name].describe()}." for name in other if name not in one]
+    wrong = [f"Only {names[0]} has the input {one[name].describe()}." for name in one if name not in other]
+    wrong += [f"Only {names[1]} has the input {other[name].describe()}." for name in other if name not in one]
     sizes = _Sizes()
     found = []
     for name in (name for name in one if name in other):
@@ -48,9 +48,9 @@ def shared_specs(first: Sequence[TensorSpec], second: Sequence[TensorSpec], name
         found.append(replace(a, dtype=dtype or a.dtype))
     if wrong:
         raise UsageError(
-            f"{names[0]} and {names[1]} do not take the same inputs.",
+            f"{names[0]} and {names[1]} have different inputs.",
             why=" ".join(wrong),
-            fix="Give two files of one model at the same sizes; of a step file, its sidecar beside it too.",
+            fix="Give two files of one model at the same sizes; a step file needs its sidecar.",
         )
     return [replace(spec, shape=tuple(sizes.of(x) for x in _axes(names[0], spec))) for spec in found]
 

@@ -136,7 +136,9 @@ class TextTokens(Tokens):
         self.openings = self._openings(chat)
         beyond, count = self.beyond
         if beyond:
-            self.notes.append(f"{beyond:,} of {count:,} tokens of the text have no row in the model, and are left out")
+            self.notes.append(
+                f"{beyond:,} of {count:,} tokens of the text are outside the model's vocabulary and are skipped"
+            )
 
     @property
     def kinds(self) -> int:
@@ -318,7 +320,7 @@ def open_tokens(
     """
     if limit is None or limit < 1:
         return None
-    why, special = "no tokenizer.json lies beside the model", of_config(config or {})
+    why, special = "there is no tokenizer.json in the model's folder", of_config(config or {})
     for folder in folders:
         if not (folder / TOKENIZER).is_file():
             continue
@@ -336,7 +338,7 @@ def open_tokens(
             continue
         beyond, count = found.beyond
         if beyond > _MOST_BEYOND * count:
-            why = f"{TOKENIZER} belongs to another model: {beyond:,} of {count:,} tokens have no row in this one"
+            why = f"{TOKENIZER} belongs to another model: {beyond:,} of {count:,} tokens are outside its vocabulary"
         elif found.commonest > _MOST_ALIKE:
             why = f"{TOKENIZER} knows too few words: {found.commonest:.0%} of the text become one token"
         else:

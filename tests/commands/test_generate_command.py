@@ -202,7 +202,7 @@ def test_a_terminal_gets_text_and_no_control_characters(model, terminal):
 def test_on_a_terminal_a_prompt_is_needed(model, terminal):
     opened = terminal(model)
     assert opened.process.wait(60) == 2
-    assert b"There is no prompt" in opened.process.stderr.read()
+    assert b"The prompt is missing" in opened.process.stderr.read()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")

@@ -80,7 +80,7 @@ def test_from_model_to_library_and_back(localattn: Call, model: Path, own_cache:
     assert str(path) in listed.out and "WindowedAttentionMask" in listed.out and "sm_86" in listed.out
     assert json.loads(localattn("plugin", "list", "--format", "json").out) == [facts]
 
-    # Nothing is replaced unasked where the user says the path.
+    # A file at a path that the user chose is kept without --force.
     output = tmp_path / "mine.so"
     shutil.copy(path, output)
     refused = localattn("plugin", "build", model, "--target", "sm_86", "-o", output)
@@ -158,13 +158,13 @@ def test_check_without_tensorrt(localattn: Call, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--target", "sm_75"], "Triton has no tensor core path"),
+        (["--target", "sm_75"], "Triton cannot use its tensor cores"),
         (["--target", "sm_99"], "There is no GPU target 'sm_99'"),
-        (["--arch", "riscv64"], "There is no processor 'riscv64'"),
+        (["--arch", "riscv64"], "Unknown processor 'riscv64'"),
         (["--dtype", "int8"], "no attention kernel for element type 'int8'"),
-        (["--head-dim", "512"], "no attention kernel for heads 512 wide"),
+        (["--head-dim", "512"], "no attention kernel for head size 512"),
         (["--head-dim", "wide"], "no list of numbers"),
-        (["--fp32-products", "tf32"], "A library with --fp32-products tf32 needs --output"),
+        (["--fp32-products", "tf32"], "--fp32-products tf32 needs --output"),
     ],
 )
 def test_wrong_options(options: list[str], message: str, localattn: Call) -> None:
@@ -258,7 +258,7 @@ def test_rewrite_keeps_what_no_kernel_computes(
     onnx.save(node_model.one_node(VARIANTS[0], WINDOW, 64), str(small))
     for command in (("rewrite", small, "-o", tmp_path / "wide.onnx"), ("build", small)):
         assert localattn("plugin", *command).code == 2
-    assert "its heads are 300 wide; kernels take 16 to 256" in localattn("plugin", "build", small).err
+    assert "its head size is 300; kernels support 16 to 256" in localattn("plugin", "build", small).err
 
 
 def test_full_set() -> None:

@@ -136,8 +136,8 @@ FOLDERS: dict[str, tuple[Change, int, str]] = {
     "a path that climbs": (add_path("../outside"), 2, "leaves the folder"),
     "a path that climbs from inside": (add_path("model/../../outside"), 2, "leaves the folder"),
     "an absolute path": (add_path("/etc/passwd"), 2, "leaves the folder"),
-    "a Windows path": (add_path("C:\\Windows"), 2, "file system refuses"),
-    "a backslash": (add_path("..\\outside"), 2, "file system refuses"),
+    "a Windows path": (add_path("C:\\Windows"), 2, "file systems refuse"),
+    "a backslash": (add_path("..\\outside"), 2, "file systems refuse"),
     "a device of Windows": (add_path("model/NUL.txt"), 2, "not the same name"),
     "a name that ends in a dot": (add_path("model/tiny.onnx."), 2, "not the same name"),
     "a file twice": (add_path("model/tiny.onnx"), 2, "there twice"),
@@ -146,8 +146,8 @@ FOLDERS: dict[str, tuple[Change, int, str]] = {
     "a clash of accents": (lambda b: [add_path(name)(b) for name in ("\u00e9", "e\u0301")][-1], 2, "there twice"),
     "a file that is a folder": (add_path("model"), 2, "both a file and a folder"),
     "the manifest in itself": (add_path("manifest.json"), 2, "there twice"),
-    "a control character": (add_path("a\nb"), 2, "file system refuses"),
-    "a surrogate": (add_path("\ud800"), 2, "file system refuses"),
+    "a control character": (add_path("a\nb"), 2, "file systems refuse"),
+    "a surrogate": (add_path("\ud800"), 2, "file systems refuse"),
     "a listed file that is missing": (add_path("model/none"), 1, "is missing"),
     "another format": (lambda b: edit_manifest(b, lambda m: m.update(format="zip")), 2, "not the manifest"),
     "a later version": (lambda b: edit_manifest(b, lambda m: m.update(format_version=2)), 2, "version 2"),
@@ -408,8 +408,8 @@ def test_arrays_that_claim_more_than_their_file_together(bundle: Path, localattn
     finished = localattn("bundle", "verify", bundle)
     script = run_script(bundle)
     assert finished.code == script.returncode == 1
-    assert "claim more bytes than the file has" in finished.out + finished.err
-    assert "claim more bytes than the file has" in script.stdout + script.stderr
+    assert "state more bytes than the file has" in finished.out + finished.err
+    assert "state more bytes than the file has" in script.stdout + script.stderr
 
 
 @pytest.mark.parametrize("suffix", [b"PK\x03\x04", tar_of(Path(__file__).parent / "no")[:512] + b"x" * 512])

@@ -86,7 +86,7 @@ class Rounding:
         alone, chosen = choose(calibration, rounded, logits=self.logits)
         unit = "nats" if self.logits else "of the mean square"
         self.notes.append(
-            f"weights rounded on {calibration.words}; in 4 bits alone the outputs move {alone:.2g} {unit}"
+            f"weights rounded on {calibration.words}; with 4 bits only, the outputs would change by {alone:.2g} {unit}"
         )
         self.notes += [
             f"8 bits for {effect.kind}: {effect.distance:.2g} {unit}, {effect.growth:.1%} larger weights; "

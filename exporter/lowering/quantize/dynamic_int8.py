@@ -44,7 +44,9 @@ def quantize(model: ir.Model) -> ir.Model:
         from onnxruntime.quantization import QuantType, quantize_dynamic
     except ImportError as error:
         raise MissingDependency(
-            "onnxruntime is not installed.", why="Its quantizer makes the int8 matrices.", fix="pip install onnxruntime"
+            "onnxruntime is not installed.",
+            why="onnxruntime's quantizer makes the int8 matrices.",
+            fix="pip install onnxruntime",
         ) from error
     layers = linear_layers(model)
     names = [node.name or "" for node in layers]

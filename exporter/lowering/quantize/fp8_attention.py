@@ -51,14 +51,14 @@ def check_attention(attention: str | None, dtype: str, opset: int) -> None:
         raise UsageError(f"Unknown element type {attention!r} of attention.", fix="Known: fp8.")
     if dtype not in DTYPES:
         raise UsageError(
-            f"Attention in fp8 does not go with {dtype}.",
-            why="onnxruntime rounds fp32 and fp16 to fp8, and the kernels give fp16.",
+            f"Attention in fp8 does not support {dtype}.",
+            why="onnxruntime rounds only fp32 and fp16 to fp8, and the kernels return fp16.",
             fix=f"Use {' or '.join(DTYPES)}.",
         )
     if opset < OPSET_FROM:
         raise UsageError(
             f"Attention in fp8 needs opset {OPSET_FROM}.",
-            why=f"Opset {opset} has no such numbers.",
+            why=f"Opset {opset} has no fp8 numbers.",
             fix=f"Give {argument('opset', OPSET_FROM)}.",
         )
 
@@ -86,7 +86,7 @@ def measure(source: SourceModel, model: ir.Model) -> Scales:
     found: dict[str, tuple[float, float, float]] = {}
     for node, largest in zip(nodes, watch.largest, strict=True):
         if not all(map(math.isfinite, largest)):
-            raise ExportFailed(f"{node.name} cannot be computed in fp8.", why="An input of it is NaN or infinite.")
+            raise ExportFailed(f"{node.name} cannot be computed in fp8.", why="One of its inputs is NaN or infinite.")
         query, key, value = (2.0 ** math.ceil(math.log2(max(x, _LEAST) * _ROOM / _LARGEST)) for x in largest)
         found[node.name or ""] = query, key, value
     return found
@@ -106,9 +106,10 @@ def quantize_attention(model: ir.Model, scales: Scales) -> ir.Model:
     if not nodes:
         raise UsageError(
             "No attention node of the model can be computed in fp8.",
-            why=f"Kernels of fp8 take heads {NARROWEST_HEAD} to {WIDEST_FP8_HEAD} wide and a key mask: no bias, xpos, "
+            why=f"fp8 kernels support head sizes {NARROWEST_HEAD} to {WIDEST_FP8_HEAD} and a key mask, but no bias, "
+            "xpos, "
             "softcap, sinks or shared_qk.",
-            fix="Export without it.",
+            fix="Export without fp8 attention.",
         )
     _log.info("attention of %d nodes in fp8", len(nodes))
     for node in nodes:

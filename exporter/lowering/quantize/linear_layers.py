@@ -40,7 +40,9 @@ def linear_layers(model: ir.Model) -> list[ir.Node]:
         if len(sizes) == 2 and min(sizes) >= NARROWEST:
             found.append(node)
     if not found:
-        raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
+        raise ExportFailed(
+            "The model has no layer to quantize.", why=f"No constant matrix is {NARROWEST} wide or more."
+        )
     return found
 
 

@@ -40,7 +40,7 @@ def rounding_on_text(weights: str | None, source: SourceModel, checkpoint: Path)
     folders = [] if not checkpoint.exists() else [checkpoint if checkpoint.is_dir() else checkpoint.parent]
     tokens = open_tokens(folders, source.token_limit, getattr(source.args, "config", None), "calibration")
     if tokens is None:
-        return Rounding(notes=["weights rounded by their own numbers: the model takes no tokens to calibrate on"])
+        return Rounding(notes=["weights rounded without calibration: the model has no token input"])
     longest = source.shapes.seq_len
     length = min(_ROW, longest)
     count, judged = (min(_MOST_ROWS, max(1, tokens_of_all // length)) for tokens_of_all in (_TOKENS, _JUDGED))

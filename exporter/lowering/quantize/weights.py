@@ -63,21 +63,21 @@ def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: 
     if dtype not in kind.dtypes:
         allowed = " or ".join(kind.dtypes)
         raise UsageError(
-            f"{weights} weights do not go with {dtype}.",
-            why=f"onnxruntime's {kind.products} take and give {allowed}.",
+            f"{weights} weights do not support {dtype}.",
+            why=f"onnxruntime's {kind.products} compute in {allowed}.",
             fix=f"Use {allowed}.",
         )
     if opset < kind.opset_from:
         raise UsageError(
             f"{weights} weights need opset {kind.opset_from}.",
-            why=f"Opset {opset} has no such numbers.",
+            why=f"Opset {opset} has no such element type.",
             fix=f"Give {argument('opset', kind.opset_from)}.",
         )
     if standard_ops and opset < kind.standard_from:
         raise UsageError(
             f"{argument('standard_ops', True)} with {weights} weights needs opset {kind.standard_from}.",
             why=f"Opset {opset} has no operator for matrices in blocks of 4 bits.",
-            fix=f"Give {argument('opset', kind.standard_from)}, or leave one of the two out.",
+            fix=f"Give {argument('opset', kind.standard_from)}, or leave out one of the two options.",
         )
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 Report = dict[str, Any]
 
-ONLY_IF_TOLD = "Libraries of a bundle are code: they run only with --run-libraries, or with --manifest-sha256."
+ONLY_IF_TOLD = "A bundle's libraries are code: they run only with --run-libraries or --manifest-sha256."
 
 SUMMED_IN_FP16 = (
-    "Note: on Arm processors onnxruntime sums fp16 products in fp16 from 1.29 on, which costs digits. "
+    "Note: on Arm processors onnxruntime sums fp16 products in fp16 from 1.29 on, which is less accurate. "
     "On the CPU use a model in fp32."
 )
 
@@ -96,9 +96,9 @@ def report_lines(report: Report) -> list[str]:
     lines += [f"not run: {entry['model']}: {entry['why']}" for entry in report["not_run"]]
     lines += [f"not run: {library}. {ONLY_IF_TOLD}" for library in report.get("libraries_not_run", ())]
     if not report["rows"] and not report["not_run"]:
-        lines.append("The files are intact. The bundle has no samples, so nothing was run.")
+        lines.append("The files are intact. The bundle has no samples, so no model was run.")
     elif report.get("no_samples"):
-        lines += [f"not run: {model}: the bundle has no samples of it" for model in report["no_samples"]]
+        lines += [f"not run: {model}: the bundle has no samples for it" for model in report["no_samples"]]
     return [shown(line) for line in lines]
 
 

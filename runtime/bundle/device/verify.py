@@ -69,7 +69,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             if sum(member.file_size for member in members) > path.stat().st_size:
-                raise ValueError("its arrays claim more bytes than the file has")
+                raise ValueError("its arrays state more bytes than the file has")
             for member in members:
                 if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
                     raise ValueError("an array is compressed")
@@ -82,7 +82,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
                 array = np.frombuffer(data.getbuffer()[data.tell() :], dtype)
                 arrays[member.filename.removesuffix(".npy")] = array.reshape(shape, order="F" if column_order else "C")
     except (OSError, EOFError, KeyError, RuntimeError, SyntaxError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise Fault(ALTERED, f"{path.name} holds no sample.", str(error).split("\n")[0][:200]) from error
+        raise Fault(ALTERED, f"{path.name} is not a sample.", str(error).split("\n")[0][:200]) from error
     return arrays
 
 
@@ -202,7 +202,7 @@ def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]
     for name in wanted:
         first = PROVIDERS[name][0][0]
         if first not in ort.get_available_providers():
-            reason = f"{first} is not in this onnxruntime {ort.__version__}."
+            reason = f"onnxruntime {ort.__version__} here was built without {first}."
             continue
         try:
             session = _session(ort, path, name, threads)
@@ -217,7 +217,12 @@ def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]
         raise Fault(MISSING, what, reason, "Use --provider cuda.")
     if wanted[-1] == "cpu":
         raise Fault(ALTERED, f"onnxruntime {ort.__version__} does not load {path.name}.", reason, _too_new(reason))
-    raise Fault(MISSING, f"The provider {provider!r} does not run here.", reason, "Use --provider cpu, or install it.")
+    raise Fault(
+        MISSING,
+        f"The provider {provider!r} does not run on this device.",
+        reason,
+        "Use --provider cpu, or install what the provider needs.",
+    )
 
 
 def _too_new(reason: str) -> str:
@@ -280,7 +285,7 @@ def open_engine(path: Path, model: Report, plugins: list[Report]) -> tuple[str, 
     try:
         return str(model["backend"]), *run_engine.open_engine(path, model, plugins)
     except run_engine.NotHere as error:
-        raise Fault(MISSING, f"{path.name} does not run here.", str(error)) from error
+        raise Fault(MISSING, f"{path.name} does not run on this device.", str(error)) from error
     except run_engine.Refused as error:
         raise Fault(ALTERED, f"{path.name} does not load.", str(error)) from error
 
@@ -381,13 +386,13 @@ def run_bundle(
         for kernels in ("", *(_for_here(model) if takes_kernels else ())):
             try:
                 if model["kind"] == "engine" and model["plugins"] and not libraries:
-                    what = f"{model['path']} needs a plugin library of the bundle. {results.ONLY_IF_TOLD}"
+                    what = f"{model['path']} needs a plugin library from the bundle. {results.ONLY_IF_TOLD}"
                     raise Fault(MISSING, what)
                 rows += run_model(folder, manifest, model, provider, threads, kernels)
             except Fault as fault:
                 not_run.append(_not_run(model["path"], model["kind"], fault))
     not_run += [
-        _not_run(library, "library", Fault(ALTERED, f"{library} was loaded, and has no kernel that a model uses."))
+        _not_run(library, "library", Fault(ALTERED, f"{library} was loaded, but has no kernel that a model uses."))
         for library in sorted(_without_kernels(rows))
     ]
     ran = {row["model"] for row in rows}
@@ -440,8 +445,8 @@ def main() -> int:
     parser.add_argument("--model", help="run only this model of the manifest")
     parser.add_argument("--provider", default="auto", choices=["auto", "cpu", "cuda", "tensorrt"])
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--files-only", action="store_true", help="check the SHA-256 of every file and run nothing")
-    parser.add_argument("--run-libraries", action="store_true", help="also run with the libraries of the bundle")
+    parser.add_argument("--files-only", action="store_true", help="check the SHA-256 of every file; run nothing")
+    parser.add_argument("--run-libraries", action="store_true", help="also run with the bundle's libraries")
     parser.add_argument(
         "--manifest-sha256", help="refuse the bundle unless its manifest has this SHA-256, which allows its libraries"
     )

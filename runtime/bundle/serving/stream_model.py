@@ -90,7 +90,9 @@ class TritonPythonModel:
             if request.flags() & utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
                 self.sequences[name] = self._fresh()
             if name not in self.sequences:
-                raise Refused(f"Sequence {name} is not known here: it ended or was idle. Begin it with sequence_start.")
+                raise Refused(
+                    f"Sequence {name} is unknown: it ended or was idle too long. Begin it with sequence_start."
+                )
             return self._work(self.sequences[name], request)
         except Refused as refused:
             return str(refused)
@@ -112,12 +114,12 @@ class TritonPythonModel:
         first = names[0]
         length = int(feed[first].shape[self.axis])
         if any(array.shape[self.axis] != length for array in feed.values()) or length == 0:
-            raise Refused(f"The inputs {', '.join(names)} hold different numbers of positions, or none.")
+            raise Refused(f"The inputs {', '.join(names)} have different numbers of positions, or none.")
         if self.rows and len(feed[first]) != 1:
-            raise Refused(f"{first} holds {len(feed[first])} sequences; a request is of one.")
+            raise Refused(f"{first} has {len(feed[first])} sequences; a request may have only one.")
         limit = self.facts["vocabulary"]
         if limit and (feed[first].min() < 0 or feed[first].max() >= limit):
-            raise Refused(f"{first} holds a token outside 0 to {limit - 1}.")
+            raise Refused(f"{first} contains a token outside 0 to {limit - 1}.")
         new, temperature = int(self._number(request, _NEW)), float(self._number(request, _TEMPERATURE))
         if new < 0 or not temperature >= 0:
             raise Refused(f"{_NEW} and {_TEMPERATURE} must be 0 or more.")

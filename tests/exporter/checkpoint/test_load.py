@@ -115,7 +115,7 @@ def test_a_part_beside_other_modules_is_refused(tmp_path, part):
     """Its file would be a part of the model; what a wrapper counts beside it is noted."""
     state = {f"{part}.{name}": tensor for name, tensor in STATE.items()}
     path = saved(tmp_path / "w.pt", {**state, "mlp.0.weight": torch.ones(3, 4)})
-    with pytest.raises(UsageError, match=f"holds '{part}' beside other modules: mlp.0.weight"):
+    with pytest.raises(UsageError, match=f"contains '{part}' and other modules: mlp.0.weight"):
         load_state(path)
     counted = saved(tmp_path / "w.pt", {**state, "steps": torch.tensor(7)})
     assert "left out: steps" in check(counted)[0]
@@ -338,7 +338,7 @@ def test_a_file_saved_without_checksums_is_read_and_says_so(tmp_path):
         path = saved(tmp_path / "w.pt", STATE)
     finally:
         torch.serialization.set_crc32_options(computes)
-    assert check(path) == ["the file was saved without checksums: damage to it cannot be told"]
+    assert check(path) == ["the file was saved without checksums, so damage cannot be detected"]
 
 
 def test_archives_torch_did_not_write(tmp_path):

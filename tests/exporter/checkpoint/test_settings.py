@@ -122,7 +122,7 @@ def test_names_that_only_look_alike_yield(tmp_path, state):
     found = opened(tmp_path, state, args={WINDOW: 4, "window_size": 9, "attn_dim": 99, "model_heads": 2}).resolved
     assert found.args.local_attn_window_size == 4 and found.args.dim == 20
     unused = {setting.source: setting.why_unused for setting in found.own.unused}
-    assert unused == {"args.window_size": f"args.{WINDOW} says 4", "args.attn_dim": "the weights say 20"}
+    assert unused == {"args.window_size": f"args.{WINDOW} says 4", "args.attn_dim": "the weights show 20"}
 
 
 def test_a_null_says_nothing(tmp_path, state):

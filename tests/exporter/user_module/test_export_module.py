@@ -328,7 +328,7 @@ def test_a_module_for_one_length_is_checked_at_that(tmp_path: Path) -> None:
     inputs = [f"{name}:float32:[1,2,8,16]" for name in "qkv"]
     report = export_module(Wide(fixed=True), inputs, tmp_path / "m.onnx")
     record = next(check for check in report.sidecar.checks if check.name == "linear memory")
-    assert record.status == "not proven" and "as wide by chance" in record.detail
+    assert record.status == "not proven" and "two equal sizes by chance" in record.detail
     with pytest.raises(CheckFailed, match=r"1 tensor\(s\) outside the windowed layers are n × n"):
         export_module(Wide(fixed=True, dense=True), inputs, tmp_path / "n.onnx")
 

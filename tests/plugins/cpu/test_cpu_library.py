@@ -178,7 +178,7 @@ def test_from_build_to_check(localattn: Call, own_cache: Path, tmp_path: Path) -
     [
         (["--target", "sm_86"], 2, "--target cannot be combined with --backend onnxruntime"),
         (["model.onnx", "--dtype", "fp16"], 2, "Models and --dtype cannot be combined"),
-        (["--arch", "riscv64"], 2, "There is no processor 'riscv64'"),
+        (["--arch", "riscv64"], 2, "Unknown processor 'riscv64'"),
     ],
 )
 def test_wrong_options(arguments: list[str], code: int, message: str, localattn: Call) -> None:

@@ -255,7 +255,7 @@ def test_nothing_but_a_bundle_is_replaced(tiny_model: Path, tmp_path: Path, loca
     (home / "letter.txt").write_text("dear")
     refused = localattn("bundle", tiny_model, "-o", home, "--force")
     assert refused.code == 2
-    assert "other things than a bundle" in refused.err
+    assert "but not a bundle" in refused.err
     assert files_of(home) == {"letter.txt": b"dear"}
     (tmp_path / "link").symlink_to(home)
     linked = localattn("bundle", tiny_model, "-o", tmp_path / "link", "--force")
@@ -396,7 +396,7 @@ def test_compiled_kernels_for_the_cpu_travel_and_are_tried(tiny_model: Path, tmp
     assert alone.returncode == 0, alone.stdout
     assert "ok   model/tiny.onnx on cpu, samples" in alone.stdout and "by ONNX functions" in alone.stdout
     assert alone.stdout.count("ok  ") == 1
-    assert f"not run: {here}. Libraries of a bundle are code" in alone.stdout
+    assert f"not run: {here}. A bundle's libraries are code" in alone.stdout
     for allowed in (["--run-libraries"], ["--manifest-sha256", facts.manifest_sha256]):
         finished = run_script(tmp_path / "b", *allowed)
         assert finished.returncode == 0, finished.stdout
@@ -476,7 +476,7 @@ def test_engines_whose_folders_would_have_one_name_are_refused(tiny_model: Path,
     for engine in engines:
         engine.write_bytes(b"an engine")
         engine_facts(engine, tiny_model, backend="tensorrt")
-    with pytest.raises(UsageError, match=r"would be called triton/tiny_on_a_tensorrt/config\.pbtxt"):
+    with pytest.raises(UsageError, match=r"would have the name triton/tiny_on_a_tensorrt/config\.pbtxt"):
         create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=0, engines=engines, triton=Serving()))
 
 

@@ -320,9 +320,9 @@ def test_a_runtime_that_does_not_fit_is_refused(
         assert finished.code == 2 and not (tmp_path / "bundle").exists()
         return " ".join(finished.err.split())
 
-    assert "goes with --web" in refusal(numbers, "--onnxruntime-web", package)
-    assert "one for --triton, one for --web" in refusal(numbers, "--web", "--triton")
-    assert "is not onnxruntime-web. It has no package.json" in refusal(numbers, "--web", "--onnxruntime-web", tmp_path)
+    assert "it needs --web" in refusal(numbers, "--onnxruntime-web", package)
+    assert "one for --triton and another for --web" in refusal(numbers, "--web", "--triton")
+    assert "is not onnxruntime-web. It has no readable package.json" in refusal(numbers, "--web", "--onnxruntime-web", tmp_path)
     (package / "dist" / "ort-wasm-simd-threaded.wasm").unlink()
     assert "It has no dist/ort-wasm-simd-threaded.wasm" in refusal(numbers)
     (package / "package.json").write_text('{"name": "onnxruntime-node", "version": "1"}')
@@ -340,10 +340,10 @@ def test_a_model_that_cannot_go_on_a_page_is_refused(package: Path, tmp_path: Pa
     assert "It goes on with 2 sequences at once" in refusal(pair)
     assert "prefill.onnx is a prefill file" in refusal(pair.with_suffix(".prefill.onnx"))
     assert "no bf16 kernels" in refusal(small(tmp_path / "bf16", {"dtype": "bf16"}))
-    assert "It takes whole sequences of 1 positions" in refusal(small(tmp_path / "full", {"step": None}, chunk=1))
+    assert "It needs whole sequences of 1 positions" in refusal(small(tmp_path / "full", {"step": None}, chunk=1))
     alone = small(tmp_path / "alone", chunk=1)
     sidecar_path(alone).unlink()
-    assert "says how its caches are laid out" in refusal(alone)
+    assert "which describes its caches" in refusal(alone)
     # As a LocalMHA is: embeddings come in.
     part = read_model_part(small(tmp_path / "embeddings"))
     embeddings = [TensorSpec("x", "float32", (1, 1, 16)) if x.name == "tokens" else x for x in part.inputs]

@@ -352,7 +352,11 @@ def test_open_sizes_are_those_of_the_export(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "reason"),
-    [("tokens:1x8", None, "go together"), ("tokens:1x8", "x:1x8", "go together"), ("tokens", "tokens", "no shape")],
+    [
+        ("tokens:1x8", None, "given together"),
+        ("tokens:1x8", "x:1x8", "given together"),
+        ("tokens", "tokens", "not a shape"),
+    ],
 )
 def test_shapes_that_do_not_parse(low: str, high: str | None, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):

@@ -47,7 +47,7 @@ struct RingPieces {
   int64_t dim;
   float* data;  // [batch, heads, count, row_floats()] if there are several
 
-  // So many numbers of keys and values are a piece: several fit into a second cache, and a thread is worth its waking.
+  // Keys and values in one piece, as numbers: several pieces fit in L2, and each is enough work for a thread.
   static constexpr int64_t kNumbers = 65536;
 
   explicit RingPieces(const Ring& call) : dim(call.dim), data(nullptr) {

@@ -30,7 +30,7 @@ inline void scaled_query(const Ring& call, const Number* query, float* to) {
 
 constexpr int kKeys = kLanes < 8 ? kLanes : 8;  // whose sums are in registers, and whose addresses
 
-// Asks for what lies kAheadNumbers further: several rows at once are no stream that a processor foresees.
+// Prefetches what lies kAheadNumbers further: the hardware prefetcher does not follow several rows at once.
 template <bool kAsks, typename Number>
 inline Vector load_and_ask(const Number* from) {
   if constexpr (kAsks) __builtin_prefetch(from + kAheadNumbers, 0, 2);
