@@ -29,7 +29,7 @@ def most_threads() -> int:
 
 
 def check_threads(threads: int | None) -> None:
-    """Refuse a number of threads that no engine starts, or that would only wait for each other.
+    """Refuse a number of threads that is below 1 or far above the number of processors.
 
     Raises:
         UsageError: it is below 1 or above `most_threads()`.

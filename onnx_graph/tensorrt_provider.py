@@ -44,7 +44,7 @@ class RewriteResult:
 def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) -> RewriteResult:
     """Write `model` to `output` with its attention nodes in the provider's domain.
 
-    Weights in a file beside the model are not copied: the output then goes into the same folder.
+    External weights are not copied, so the output must then be in the same folder.
 
     Raises:
         UsageError: the model cannot be read or has no attention node that a kernel computes, or the output exists or

@@ -1,4 +1,4 @@
-"""Compiling C++ sources into a shared library that runs on more systems than the one it was made on."""
+"""Compile C++ sources into a shared library that also runs on other systems."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def compile_library(
 
 
 def newest_glibc(library: Path) -> str:
-    """Return the newest GLIBC_x.y that the library names, "2.34"; it needs at least this C library."""
+    """Return the newest GLIBC_x.y that the library needs, such as "2.34"."""
     found = {
         tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", library.read_bytes())
     }

@@ -1,4 +1,4 @@
-"""Define the schema of `model.engine.json`, the file of facts beside every engine.
+"""Define the schema of `model.engine.json`, the sidecar of every engine.
 
 Nothing is written into the engine itself: any tool that runs TensorRT engines takes it as it is. What must hold before
 an engine may be opened (library version, GPU, plugin library) is read from here, because TensorRT reports a mismatch
@@ -74,9 +74,9 @@ class BuildOptions(Facts):
         timing_cache: file of measured kernel times that was read and extended; None without one.
         profiles: sizes of the dynamic axes, empty for static shapes.
         version_compatible: later releases of TensorRT run it too; it holds code for that.
-        hardware_compatible: "ampere-plus" or "same-capability": other GPUs run it too; None for those of its targets.
+        hardware_compatible: "ampere-plus" or "same-capability": other GPUs run it too; None: only those in `targets`.
         refit: its weights can be replaced.
-        strip_weights: it has no weights, and runs once they were put in.
+        strip_weights: it has no weights, and runs only after they were added.
         embed_plugin: it holds the plugin library.
     """
 
@@ -93,7 +93,7 @@ class BuildOptions(Facts):
 
 
 class EngineFacts(Facts):
-    """Facts of an engine.
+    """The sidecar of an engine.
 
     Args:
         format: always "localattn-engine".
@@ -103,7 +103,7 @@ class EngineFacts(Facts):
         targets: GPUs it runs on, as "sm_86".
         platform: operating system and processor, as "linux-x86_64".
         device: name of the GPU that built it; "" where it was built without one.
-        dtype: element type of the weights and products: that of the ONNX file.
+        dtype: element type of weights and products, as in the ONNX file.
         inputs: inputs in order.
         outputs: outputs in order.
         plugin: how the attention nodes became plugins; None where their ONNX function was built.
@@ -116,7 +116,7 @@ class EngineFacts(Facts):
         versions: release of each package that took part.
         created: time of the build, ISO 8601.
         checks: what was checked after the build.
-        model: the facts of the ONNX file; None where it had no sidecar.
+        model: the sidecar of the ONNX file; None if it had none.
     """
 
     format: Literal["localattn-engine"] = "localattn-engine"
@@ -143,11 +143,11 @@ class EngineFacts(Facts):
 
 
 def read_engine_facts(engine: Path) -> EngineFacts:
-    """Read the facts beside an engine.
+    """Read the sidecar of an engine.
 
     Raises:
-        UsageError: there are none, or the file is not one of these; the first problem is named.
-        CheckFailed: they were altered after they were written.
+        UsageError: there is no sidecar, or the file is not one; the first problem is named.
+        CheckFailed: the sidecar was changed after it was written.
     """
     path = sidecar_path(engine)
     try:
@@ -162,7 +162,7 @@ def read_engine_facts(engine: Path) -> EngineFacts:
 
 
 def read_model_facts(model: Path) -> Sidecar | None:
-    """Read the facts of the exported model behind a file: an ONNX file, or an engine built from one.
+    """Read the sidecar of an exported model: of an ONNX file, or of the ONNX file behind an engine.
 
     Raises:
         UsageError: a sidecar that is broken, or an engine without one.

@@ -39,7 +39,7 @@ class ErrorSpread:
 
     @property
     def total(self) -> int:
-        """Number of elements counted, those with no error among them."""
+        """Number of elements counted, including those without error."""
         return self.zero + sum(self.counts)
 
     def bins(self) -> Iterator[tuple[float, float, int]]:

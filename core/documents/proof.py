@@ -1,4 +1,4 @@
-"""Name what no check of an export can prove: arguments that the weights do not show.
+"""Name what no check of an export can prove: arguments that cannot be read from the weights.
 
 Export and reference are made from the same configuration. A wrong window is wrong in both, and they agree. Only
 outputs that the user's own model computed, the golden outputs, show whether the configuration is that model's.
@@ -25,7 +25,7 @@ def proven_by_golden(checks: Sequence[CheckRecord]) -> bool:
 
 
 def not_proven(arguments: Sequence[str], model: str) -> list[str]:
-    """Warn of arguments that nothing proves; no warning where there are none.
+    """Warn of arguments that no check proves; return no warning if there are none.
 
     Args:
         arguments: of the model's class, that its weights do not show.
@@ -41,7 +41,7 @@ def not_proven(arguments: Sequence[str], model: str) -> list[str]:
 
 
 def no_window(windows: Sequence[WindowFacts], checks: Sequence[CheckRecord], model: str) -> list[str]:
-    """Warn that a file has no layer with a window, and say what its checks therefore do not prove.
+    """Warn that a file has no layer with a window, and which checks therefore did not run.
 
     Args:
         windows: of the file's attention nodes.

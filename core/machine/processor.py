@@ -38,7 +38,7 @@ def host_arch() -> Arch:
 
 
 def refuse_foreign(library: Path, header: bytes) -> None:
-    """Refuse a file that is no library for this processor.
+    """Refuse a file that is not a library for this processor.
 
     Args:
         library: its path, for the error.

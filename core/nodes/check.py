@@ -30,7 +30,7 @@ _VARIANTS: Mapping[str, _AttentionVariant] = {
     **GROUPED_BY_OP_TYPE,
     **STEP_VARIANT_BY_OP_TYPE,
 }
-# No window is longer, and none gathers more than twice as many keys: products of a few of these stay within 64 bits.
+# Longest window. A window gathers at most twice as many keys, so that products of a few such sizes fit in 64 bits.
 _LONGEST_WINDOW = 2**31
 
 
@@ -95,7 +95,7 @@ def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], h
 
 
 def _check_fixed(op_type: str, attributes: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Refuse any attribute but these, each with its one value; a node may lack them."""
+    """Refuse any attribute other than these, or with another value; a node may lack them."""
     for name, value in attributes.items():
         if name not in known or known[name] != value:
             raise UsageError(f"{op_type} has no attribute {shown(name)} with this value.")

@@ -1,4 +1,4 @@
-"""Recognize what is given as a model by mistake: nothing, a name of the Hub, pointers of Git LFS, and bundles."""
+"""Recognize wrong files given as a model: missing files, names of the Hub, Git LFS pointers and bundles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".npz")
 
 
 def check_exists(path: Path) -> None:
-    """Refuse a path with no file or folder that can be reached, and a name of the Hugging Face Hub.
+    """Refuse a path without a reachable file or folder, and a name of the Hugging Face Hub.
 
     Raises:
         UsageError: there is nothing of this name, or a folder on the way may not be searched.
@@ -40,7 +40,7 @@ def check_exists(path: Path) -> None:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror}.", fix="Check the path.") from error
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror}.") from error
-    except ValueError:  # no name of a file: opening it says why
+    except ValueError:  # not a valid file name: opening it raises the error
         return
 
 
@@ -86,7 +86,7 @@ def _is_tar(start: bytes) -> bool:
 
 
 def _unpacked(start: bytes) -> bytes:
-    """Return the first bytes of what a gzip file holds; none if it is broken."""
+    """Return the first unpacked bytes of a gzip file; none if it is broken."""
     try:
         return zlib.decompressobj(wbits=31).decompress(start, START)
     except zlib.error:

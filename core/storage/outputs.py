@@ -1,4 +1,4 @@
-"""Replace files of a user in one way only: every output is checked, reserved, and published.
+"""Write every output in the same way: check it, reserve it, and publish it.
 
 `check_outputs` refuses what would lose something, before any work begins. `writing` reserves the names for this
 process, checks again, and gives the folder to work in; `core.storage.publishing` moves finished files to their places.
@@ -41,26 +41,26 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.
 
 
 class Output(NamedTuple):
-    """A path to write, and what will be written there."""
+    """A path to write, and the kind of file to write."""
 
     path: Path
     kind: Kind
 
     def files(self) -> list[Output]:
-        """List this output, and the file of facts that belongs to it."""
+        """List this output and its sidecar."""
         return [self, Output(sidecar_path(self.path), SIDECAR)] if self.kind.facts else [self]
 
 
 @contextmanager
 def writing(*outputs: Output, inputs: Iterable[Path] = (), overwrite: bool = False) -> Iterator[Path]:
-    """Reserve outputs until the block ends, and give the folder beside the last one to prepare them in.
+    """Reserve outputs until the block ends; yield a folder next to the last output to prepare them in.
 
     The folder is on the same file system as that output, and is removed on every way out; after a kill, by the next
     process that writes there.
 
     Args:
         outputs: what the block writes, the main one last.
-        inputs: files that the block reads; none of them is written over.
+        inputs: files that the block reads; they are never overwritten.
         overwrite: existing files of the same kind may be replaced.
 
     Raises:
@@ -93,7 +93,7 @@ def reserved(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrit
         folders = {}
         for path in sorted({file.path for output in outputs for file in output.files()}):
             folders[path] = stack.enter_context(work_folder(path))
-        check_outputs(outputs, inputs=inputs, overwrite=overwrite)  # another process may have written meanwhile
+        check_outputs(outputs, inputs=inputs, overwrite=overwrite)  # another process may have written in the meantime
 
         def look(target: Path) -> None:
             mine = [output for output in outputs if target in (file.path for file in output.files())]
@@ -107,11 +107,11 @@ def reserved(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrit
 
 
 def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrite: bool = False) -> None:
-    """Refuse outputs that cannot be written, or that would replace something that must stay.
+    """Refuse outputs that cannot be written or that would replace something that must be kept.
 
     Args:
         outputs: what will be written.
-        inputs: files that will be read, as are the files beside them that belong to them.
+        inputs: files that will be read; files in the same folder that belong to them count too.
         overwrite: existing files of the same kind may be replaced.
 
     Raises:
@@ -142,7 +142,7 @@ def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), ove
 
 
 def _check_name(path: Path, kind: Kind) -> None:
-    """Check that the name is one of the kind's, and one that the file system takes."""
+    """Check that the name fits the kind and is valid on the file system."""
     if path.name in ("", "..") or (kind is not SIDECAR and kind_named(path, (kind,)) is None):
         raise name_error(path, (kind,))
     parent = require_parent(path)
@@ -159,7 +159,7 @@ def _check_name(path: Path, kind: Kind) -> None:
 
 
 def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> None:
-    """Check that what lies at a path may be replaced.
+    """Check that the existing entry at a path may be replaced.
 
     That is nothing, a regular file that the command does not read, or, for a kind that is a folder, a folder; one that
     is replaced as a whole must hold nothing that the command reads.
@@ -192,12 +192,12 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
 
 
 def _not_replaced(path: Path, why: str, fix: str) -> UsageError:
-    """Return the error to raise for something that lies where an output should go, and must stay."""
+    """Return the error for an existing entry that must be kept."""
     return UsageError(f"{path} is not replaced.", why=why, fix=fix)
 
 
 def _check_contents(path: Path, kind: Kind) -> None:
-    """Check that an existing file is of the kind that replaces it."""
+    """Check that an existing file is of the same kind as its replacement."""
     try:
         found = contents_of(path)
     except OSError as error:
@@ -224,7 +224,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def beside(path: Path) -> Iterator[Path]:
-    """List files that may be read because they lie beside an input: configuration, facts, weights, prefill file."""
+    """List files in an input's folder that may be read with it: configuration, sidecar, weights, prefill file."""
     if not is_file(path):
         return
     yield sidecar_path(path)

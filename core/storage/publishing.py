@@ -1,4 +1,4 @@
-"""Change files that belong together (a model, its weights, its facts) as one, even if the process is killed.
+"""Publish files that belong together (model, weights, sidecar) at one moment, even if the process is killed.
 
 One rename is atomic, several are not. So finished files are gathered in a folder, and one rename of that folder beside
 their places is the moment of change; then they move to their places, in an order that never leaves a model without its
@@ -30,24 +30,24 @@ from .reading import read_plain
 
 _log = logging.getLogger(__name__)
 
-# Finished files on their way to their places: a folder of this name and the main file's.
+# A folder with finished files before they are moved to their places; its name ends in the main file's name.
 _PREFIX = ".localattn.next."
 _LONGEST_NAME = 255  # bytes
 # The entry of a file of facts that holds the SHA-256 of all others.
 SEAL = "facts_sha256"
-# The entries that hold the SHA-256 of the file they describe, each with the advice where it differs.
+# The entries that hold the SHA-256 of the described file, each with the advice if it differs.
 _DIGESTS = {
     "model_sha256": "Copy both files again, or create both again; to use the file without its sidecar, remove {}.",
     "engine_sha256": "Copy engine and {} together, or build the engine again: localattn build.",
 }
 # External data written here carries the first hex digits of its SHA-256 in its name.
 _DATA_NAME = re.compile(r".*\.([0-9a-f]{12})\.data", re.DOTALL)
-# A file of facts is a few kilobytes; a larger file beside a model is something else.
+# A sidecar has a few kilobytes; a larger file is something else.
 MAX_BYTES = 16 << 20
 
 
 def sidecar_path(model: Path) -> Path:
-    """Return where the facts of a file lie: `model.onnx` → `model.onnx.json`."""
+    """Return the path of a file's sidecar: `model.onnx` → `model.onnx.json`."""
     return model.with_name(model.name + ".json")
 
 
@@ -55,7 +55,7 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
     """Move finished files to their places, all of which change at one moment.
 
     Args:
-        staged: each finished file and its place; all places lie in one folder, and the last is the main file's.
+        staged: each finished file and its place; all places are in one folder, and the last is the main file's.
         folder: where they were prepared (`core.storage.outputs.writing`), on the same disk.
 
     Raises:
@@ -84,12 +84,12 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
             for place in staged.values():
                 look_again(place, parent)
             _finish_interrupted(main, names, parent)
-            work.move("gathered", parent, batch.name)  # the moment of change
+            work.move("gathered", parent, batch.name)  # at this moment all files change
             gathered.path = batch
             wrote(*staged.values())
             try:
                 lost = _move(gathered, names, parent)
-            except (KeyboardInterrupt, SystemExit):  # a request to end that came after the change
+            except (KeyboardInterrupt, SystemExit):  # a signal to end that came after this moment
                 _move(gathered, names, parent)
                 raise
         if lost:
@@ -126,13 +126,13 @@ def _batch_of(main: Path) -> Path:
 
 
 def _in_order(names: Collection[str]) -> list[str]:
-    # Data first and facts last, for readers that do not know of this: no model is ever without its weights.
+    # Data first and sidecar last: other readers never see a model without its weights.
     rank = {".data": 0, ".onnx": 1, ".json": 3}
     return sorted(set(names), key=lambda name: (rank.get(Path(name).suffix, 2), name))
 
 
 def check_leftover(main: Path, names: Collection[str]) -> None:
-    """Refuse to write where a folder lies that only looks like what an interrupted write leaves.
+    """Refuse to write if a folder is in the way that only looks like the rest of an interrupted write.
 
     Args:
         main: the file to write.
@@ -146,7 +146,7 @@ def check_leftover(main: Path, names: Collection[str]) -> None:
 
 
 def _finish_interrupted(main: Path, names: Collection[str], parent: OpenFolder) -> None:
-    """Move what a killed process had published as `main` but not moved; `names` as for `check_leftover`."""
+    """Move the files that a killed process had published as `main` but not moved; `names` as for `check_leftover`."""
     with _leftover(main, names) as batch:
         if batch is not None:
             _move(batch, [name for name in batch.names() if name != MARK], parent)
@@ -173,7 +173,7 @@ def _leftover(main: Path, names: Collection[str]) -> Iterator[OpenFolder | None]
             for name in found:
                 if name != MARK and not _is_own(name, folder.descriptor, main, names):
                     raise _foreign(batch, f"It contains {name!r}, which a write of {main.name} does not produce.")
-            # Who can write to the folder above can give this name to any folder of the user's.
+            # Anyone who can write to the parent folder can give this name to any folder of the user.
             if found and not is_marked(folder):
                 raise _foreign(batch, f"It lacks the file {MARK}, which an interrupted write leaves.")
             yield folder
@@ -182,7 +182,7 @@ def _leftover(main: Path, names: Collection[str]) -> Iterator[OpenFolder | None]
 
 
 def _is_own(name: str, folder: int, main: Path, names: Collection[str]) -> bool:
-    """Check that an entry of an open folder is a plain file of the user's that a write of `main` produces."""
+    """Check that an entry of an open folder is a regular file of the user that a write of `main` produces."""
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         return False
@@ -201,7 +201,7 @@ def _foreign(batch: Path, why: str) -> UsageError:
 
 
 def sealed(text: str) -> str:
-    """Add to facts in JSON the SHA-256 of all their entries.
+    """Add the SHA-256 of all entries to a sidecar in JSON.
 
     Raises:
         ValueError: the text is not one JSON object.
@@ -219,7 +219,7 @@ def _seal(document: Mapping[str, Any]) -> str:
 
 
 def check_seal(path: Path, text: bytes) -> None:
-    """Check that facts with a seal agree with it.
+    """Check that a sidecar agrees with its seal, if it has one.
 
     Raises:
         CheckFailed: they do not agree.
@@ -228,7 +228,7 @@ def check_seal(path: Path, text: bytes) -> None:
         document = json.loads(text)
         stated = document.get(SEAL) if isinstance(document, dict) else None
         intact = stated is None or stated == _seal(document)
-    except (ValueError, RecursionError):  # JSON that another reader understood, and that was not written here
+    except (ValueError, RecursionError):  # JSON that localattn did not write
         intact = False
     if not intact:
         raise CheckFailed(
@@ -239,7 +239,7 @@ def check_seal(path: Path, text: bytes) -> None:
 
 
 def check_unchanged(model: Path, digest: Callable[[], str] | None = None) -> None:
-    """Check that a file and its external data are those that the facts beside it were written for.
+    """Check that a file and its external data are those for which its sidecar was written.
 
     The file is an ONNX file or an engine. Facts that are missing, broken, or without digests are not checked here.
 
@@ -280,7 +280,7 @@ def _changed(model: Path, name: str, fix: str) -> CheckFailed:
 
 
 def _interrupted(model: Path) -> Path | None:
-    """Find the folder of newer facts for a model that an interrupted write left; nothing is changed."""
+    """Find the folder with a newer sidecar of a model that an interrupted write left; change nothing."""
     with contextlib.suppress(OSError):
         for batch in model.parent.glob(f"{_PREFIX}*"):
             if not batch.is_symlink() and os.path.lexists(batch / sidecar_path(model).name):

@@ -1,4 +1,4 @@
-"""Open files that come from outside: plain files only, and read no more of them than needed.
+"""Open files from outside: regular files only, and read no more of them than needed.
 
 A device never ends, and a FIFO waits for a writer. Both are refused before the first byte is read.
 """
@@ -45,7 +45,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """Read a plain file, and at most one byte more than `most`.
+    """Read at most `most` + 1 bytes of a regular file.
 
     Raises:
         UsageError: it is not a regular file.
@@ -64,7 +64,7 @@ def read_json(path: Path, most: int, fix: str) -> Any:
         fix: what to do where it cannot be read.
 
     Raises:
-        UsageError: it is no such document.
+        UsageError: it is not such a document.
     """
     try:
         raw = read_plain(path, most)
@@ -79,7 +79,7 @@ def read_json(path: Path, most: int, fix: str) -> Any:
 
 
 def check_plain(path: Path) -> None:
-    """Refuse what is not a regular file; a missing file is left to the code that opens it.
+    """Refuse anything but a regular file; the code that opens a missing file reports it.
 
     Raises:
         UsageError: it is a folder, a device, a pipe or a socket.

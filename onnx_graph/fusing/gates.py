@@ -1,4 +1,4 @@
-"""Pass: an activation times another value as one gated node."""
+"""Pass: compute an activation times another value as one gated node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _activation(value: Any) -> tuple[str, Any]:
 
 
 def _alike(gate: Any, value: Any) -> bool:
-    """Return whether both have the same shape; sizes that are not known have the same name."""
+    """Return whether both have the same shape; unknown sizes must have the same name."""
     known = value is not None and gate.shape is not None and value.shape is not None
     return (
         known

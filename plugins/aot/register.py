@@ -95,8 +95,9 @@ def _register(trtp: Any, variant: KernelNode, target: Target) -> None:
         return tensors[0].like()
 
     def implementation(*arguments: Any) -> Any:
-        """Compile the kernel for a node and say how it is launched."""
-        # Inputs, attributes, outputs and the tactic all come by position here; a description gets attributes by name.
+        """Compile the kernel for a node and describe its launch."""
+        # TensorRT passes inputs, attributes, outputs and the tactic by position here, but attributes by name to a
+        # description.
         given = dict(zip(declared, arguments[inputs : inputs + len(declared)], strict=True))
         query, key = arguments[:2]
         attributes = _attributes(variant, given)
@@ -118,7 +119,7 @@ def _register(trtp: Any, variant: KernelNode, target: Target) -> None:
 def launch_of(
     trtp: Any, kernel: CompiledKernel, attributes: KernelAttributes, shape: Any, key_shape: Any
 ) -> tuple[Any, ...]:
-    """Return what TensorRT stores of a kernel: name, PTX, launch parameters and int32 arguments.
+    """Return what TensorRT stores for a kernel: name, PTX, launch parameters and int32 arguments.
 
     Args:
         trtp: `tensorrt.plugin`.
@@ -165,7 +166,7 @@ def _known(size: Any) -> int:
 
 
 def _refuse_sizes(attributes: KernelAttributes, **sizes: Any) -> None:
-    """Refuse sizes that no kernel computes; a size known only at launch counts as 1."""
+    """Refuse sizes that no kernel supports; a size known only at launch counts as 1."""
     known = {name: int(size.constant_value()) if size.is_constant else 1 for name, size in sizes.items()}
     reason = why_unsupported(attributes, **known)
     if reason:

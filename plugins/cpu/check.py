@@ -37,7 +37,7 @@ def check_library(library: Library) -> CheckedLibrary:
 
     Raises:
         MissingDependency: onnxruntime or onnx is not installed, or does not take the library.
-        CheckFailed: a kernel does not run, or computes something else.
+        CheckFailed: a kernel does not run, or computes a wrong result.
     """
     without_telemetry()
     try:

@@ -1,4 +1,4 @@
-"""Find the C++ headers that the plugin library is compiled with: TensorRT's, and CUDA's runtime header.
+"""Find the C++ headers of the plugin library: TensorRT's, and CUDA's runtime header.
 
 No library of either is needed. TensorRT's headers come with JetPack, with NVIDIA's archive, with Debian packages of
 NVIDIA's, and as a copy in the kernel-lens wheel; its Python wheels have none.
@@ -73,7 +73,7 @@ def find_tensorrt_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
         root: the system's root folder.
 
     Raises:
-        MissingDependency: there are none, or only too old ones.
+        MissingDependency: there are no headers, or only too old ones.
     """
     given = os.environ.get("TENSORRT_ROOT")
     passed_over = []
@@ -108,7 +108,7 @@ def find_cuda_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
         root: the system's root folder.
 
     Raises:
-        MissingDependency: there is none.
+        MissingDependency: there is no header.
     """
     given = os.environ.get("CUDA_HOME")
     for folder, origin in _places(given, "CUDA_HOME", _SYSTEM_CUDA, _WHEELS_CUDA, arch, root):
@@ -142,7 +142,7 @@ def _places(
     for pattern in system:
         yield root / pattern.format(arch=arch), "system"
     for package, inside in wheels:
-        found = importlib.util.find_spec(package)  # finds it without importing it
+        found = importlib.util.find_spec(package)  # finds the package without importing it
         for location in (found.submodule_search_locations or []) if found else []:
             yield Path(location, inside), f"wheel {package}"
 
@@ -172,5 +172,5 @@ def cuda_version(folder: Path) -> str:
 
 
 def _text_of(header: Path) -> str:
-    """Read a header; one that is missing is empty."""
+    """Read a header; a missing header counts as empty."""
     return header.read_text(errors="replace") if header.is_file() else ""

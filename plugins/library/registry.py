@@ -55,7 +55,7 @@ class RegistryFacts:
 
 
 def available_backends() -> list[Backend]:
-    """List which of TensorRT and TensorRT-RTX can be imported here."""
+    """List which of TensorRT and TensorRT-RTX can be imported on this machine."""
     return [backend for backend in _MODULES if not why_not(backend)]
 
 
@@ -113,7 +113,7 @@ def _import(backend: Backend) -> Any:
 def _look(trt: Any, backend: Backend, library: Library) -> RegistryFacts:
     """Load the library into the registry of the module `trt`, list what it adds, and unload it."""
     logger = trt.Logger(trt.Logger.WARNING)
-    trt.Builder(logger)  # gives the process, and so the library, this logger
+    trt.Builder(logger)  # sets this logger for the process, and so for the library
     registry = trt.get_plugin_registry()
     handle = registry.load_library(library.image)
     if handle is None:

@@ -36,7 +36,7 @@ def default_targets(arch: Arch) -> list[Target]:
 def every_kernel(
     dtypes: Sequence[str] = (), head_dims: Sequence[int] = (), fp32_products: Fp32Products = "ieee"
 ) -> list[AnySpec]:
-    """Return the kernels of a library for all models: `full_set`, `ring_set`, and, for all head sizes, AFT-local's."""
+    """Return the kernels of a library for all models: `full_set`, `ring_set`, and AFT-local's for all head sizes."""
     aft = () if head_dims or (dtypes and "fp32" not in dtypes) else AFT_SPECS
     return [*full_set(dtypes, head_dims, fp32_products), *ring_set(dtypes, head_dims), *aft]
 

@@ -213,7 +213,7 @@ inline void write_slots(const Ring& call, int64_t at, int64_t first, int64_t end
   write(call.value_cache, call.value, call.next_value);
 }
 
-// Whether rows are so long, and so many, that what comes next is better asked for.
+// Whether rows are so long and so many that prefetching helps.
 template <typename Number>
 inline bool asks_ahead(const Ring& call) {
   constexpr int64_t kLongRow = 512, kManyBytes = int64_t{1} << 20;
