@@ -1,4 +1,4 @@
-"""What a file to write is asked to be, and the form a traced model is written in: with functions, or without."""
+"""Define the options of a file, and bring a traced model into the form to write: with or without functions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ EXTERNAL_DATA_FROM = 1_900_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions(CheckOptions):
-    """Options of a file to write, in addition to those of its checks.
+    """The options of a file to write, in addition to those of its checks.
 
     Args:
         opset: ONNX opset.
         function_body: store the attention node's ONNX function in the file; without it only a runtime with a
             plugin or a kernel for the node can run the file (TensorRT 10.3 needs a file without it).
-        standard_ops: write standard operators alone, no functions (`onnx_graph.standard_ops`).
+        standard_ops: write standard operators only, without functions (`onnx_graph.standard_ops`).
         overwrite: replace an existing file.
         external_data_from: size of the weights in bytes from which they go into a file of their own.
         golden: an .npz of inputs and of the outputs that the user's own model computed from them.
@@ -53,7 +53,7 @@ class FileOptions(CheckOptions):
 
 @dataclass(frozen=True)
 class WrittenForm:
-    """A model in the form in which it is written, with the facts about its attention nodes.
+    """A model in the form in which it is written, with the description of its attention nodes.
 
     Args:
         model: the model to write.
@@ -68,7 +68,7 @@ class WrittenForm:
 
 
 def written_form(model: ir.Model, nodes: Iterable[ir.Node], options: FileOptions) -> WrittenForm:
-    """Build the form of a model that the options ask for.
+    """Build the form of a model that the options require.
 
     Args:
         model: the traced model with its functions; it must not be used afterwards.
@@ -83,6 +83,6 @@ def written_form(model: ir.Model, nodes: Iterable[ir.Node], options: FileOptions
 
 
 def _window_facts(node: ir.Node) -> WindowFacts:
-    """Return what the sidecar records about one attention node."""
+    """Return the sidecar's entry for one attention node."""
     geometry = geometry_of({name: attribute.value for name, attribute in node.attributes.items()})
     return WindowFacts(name=node.name or "", op_type=node.op_type, **asdict(geometry))

@@ -1,4 +1,4 @@
-"""An exported model on disk: the file, large weights beside it, and the facts both pipelines record about it."""
+"""Write exported models: the file, its external weights, and its sidecar."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 _PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 
 
-# What to do about a failed check.
+# Advice for a failed check.
 _WIDER = f"To accept this difference, raise {argument('atol')} or {argument('rtol')}."
 _REPORT = "Run again with -v for details, and report the model's configuration."
 
@@ -50,10 +50,10 @@ def held_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def save_model(model: ir.Model, path: Path, external_data_from: int, shared: str | None = None) -> str | None:
-    """Write the model with large weights beside it, and return the name of the weights' file, if there is one.
+    """Write the model and, if needed, a file of external weights; return the name of that file.
 
     Its name carries a fingerprint of the weights, so that an older model keeps its own until the new
-    one is in place. Weights that lie in a `shared` file stay there.
+    one is in place. Weights that are in a `shared` file stay there.
     """
     if shared is not None:
         ir.save(model, path)
@@ -117,7 +117,7 @@ class Part:
         path: its final path.
         form: the traced model with its ONNX functions; with `function_body` its weights are dropped once written.
         checked: returns the saved file as its checks see it.
-        describe: returns the facts about the model, from the records of the checks.
+        describe: returns the model's sidecar, from the records of the checks.
     """
 
     path: Path
@@ -133,7 +133,7 @@ def finish_export(
     progress: Callable[[str], None],
     mapped: Path | None = None,
 ) -> list[Sidecar]:
-    """Save traced models, check them, describe them, and move them to their places, all at once.
+    """Save traced models, check and describe them, and publish them at one moment.
 
     Args:
         parts: the files, the requested one first; several have their weights in one file.
@@ -184,7 +184,7 @@ def _drop_attention_functions(model: ir.Model) -> None:
 
 
 def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[str]) -> None:
-    """Move checked models that belong together to their places, all at once.
+    """Publish checked models that belong together at one moment.
 
     Args:
         models: each staged file, its sidecar and its final path; the main one last. All are staged in one folder.
@@ -200,7 +200,7 @@ def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[
 
 
 def _sidecar(part: Part, options: FileOptions, staged: Path, data: str | None, checks: list[CheckRecord]) -> Sidecar:
-    """Build the sidecar of a written file, whatever model it is of."""
+    """Build the sidecar of a written file of any kind."""
     facts: dict[str, Any] = {
         "outputs": output_specs(part.form.model),
         "opset": options.opset,

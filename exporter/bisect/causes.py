@@ -1,4 +1,4 @@
-"""Likely causes, one rule each: a name, and a function that returns its evidence or None.
+"""Find likely causes by rules: each has a name, and a function that returns evidence or None.
 
 The first rule that finds evidence names the cause. A rule rests on an experiment or on a property that
 other causes do not have, never on the size of an error alone.

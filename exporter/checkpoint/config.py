@@ -1,4 +1,4 @@
-"""The configuration beside a checkpoint: its class, and the arguments that its weights do not show.
+"""Read the configuration of a checkpoint: its class, and the arguments that its weights do not show.
 
     {"class": "local_attention.LocalTransformer", "kwargs": {"local_attn_window_size": 128, ...},
      "hyper_connections": "0.4.11", "about": {...}}
@@ -33,13 +33,13 @@ _FIRST_MIXING_RELEASE = (0, 3, 10)
 _VERSION = re.compile(r"v?([0-9]{1,6}(?:\.[0-9]{1,6}){0,5})(?:[-_.+]?[A-Za-z][0-9A-Za-z.+-]{0,40})?")
 
 
-# Packages by their names on PyPI.
+# Packages, by their names on PyPI.
 _PACKAGES = {"local-attention": "local_attention", "zetascale": "zeta", "labml-nn": "labml_nn"}
 
 
 @dataclass(frozen=True)
 class RawConfig:
-    """A config as written: known names only, values not yet checked.
+    """A configuration as written: with known names only, but unchecked values.
 
     Args:
         class_name: a key of `CLASSES`, or None if the config leaves it to the weights.
@@ -58,12 +58,12 @@ def resolve_class(name: object) -> ClassEntry:
     """Return the entry of a class, by its name in `CLASSES`, its import path or its bare name.
 
     Raises:
-        UsageError: there is no such class.
+        UsageError: the class is unknown.
     """
     if not isinstance(name, str):
         raise UsageError(f"The class is {shown(name)}.", fix=f"Give one of {', '.join(CLASSES)}.")
     first, *rest = name.strip().split(".")
-    # In a full path such as local_attention.transformer.LocalMHA the modules between do not matter.
+    # In a full path such as local_attention.transformer.LocalMHA, modules in the middle do not matter.
     if rest:
         path = f"{_PACKAGES.get(first, first)}.{rest[-1]}"
     else:  # the first class with that name, whatever its package

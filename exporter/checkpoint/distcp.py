@@ -1,4 +1,4 @@
-"""Read the folder of torch.distributed.checkpoint with torch's own reader, and run no code from it.
+"""Read a folder of torch.distributed.checkpoint with torch's own reader, without running code from it.
 
 Its `.metadata` is a pickle, which torch's reader opens without any limit. Here it is opened by an unpickler that knows
 the classes of that format and nothing else. Of the other files only tensors are read, with `weights_only=True`.
@@ -36,7 +36,7 @@ _CLASSES = {
     "collections": ("OrderedDict",),
     "torch": ("Size", "device"),
 }
-# A name in the state of an optimizer that was saved flat, beside the names of the model.
+# A name in the state of an optimizer that was saved flat, together with the names of the model.
 _FLAT = re.compile(r"optim\w*\.(state|param_groups)\.")
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")
 _GATHER = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pt"
@@ -95,7 +95,7 @@ def read_distcp(folder: Path, known: Unchanged) -> tuple[dict[str, Any], list[Pa
 
 
 def _covered(stored: Any) -> bool:
-    """Return whether the parts of a tensor make up all of it: torch's reader leaves memory as it was in the rest."""
+    """Return whether the parts of a tensor cover it completely: torch's reader leaves other memory unchanged."""
     size = tuple(stored.size)
     parts = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks]
     inside = all(
@@ -112,7 +112,7 @@ def _covered(stored: Any) -> bool:
 
 
 def _fill(folder: Path, metadata: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """Fill tensors with what the folder holds of them, by torch's reader."""
+    """Fill tensors from the folder, by torch's reader."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -130,7 +130,7 @@ def _fill(folder: Path, metadata: Any, tensors: dict[str, torch.Tensor]) -> None
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep warnings that there are no processes out of the output."""
+    """Hide warnings about missing distributed processes."""
     import warnings
 
     logging.disable(logging.WARNING)
@@ -157,7 +157,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _joined(*parts: object) -> str:
-    """Stand in for a path in the metadata, which nothing needs."""
+    """Stand in for an unused path in the metadata."""
     return "/".join(map(str, parts))
 
 
@@ -198,7 +198,7 @@ def _metadata(folder: Path) -> Any:
 
 
 def is_name(name: str) -> bool:
-    """Return whether a text can be the name of a file in a folder, and nothing outside of it."""
+    """Return whether a text can be the name of a file in a folder and not outside it."""
     return 0 < len(name.encode("utf-8", "replace")) < 256 and name not in (".", "..") and not set(name) & set("/\\\0")
 
 
@@ -206,7 +206,7 @@ def _checked_files(folder: Path, metadata: Any) -> list[Path]:
     """Return the files that hold the tensors.
 
     Raises:
-        UsageError: one is not there, lies elsewhere, or is shorter than its parts.
+        UsageError: a file is missing, is in another folder, or is shorter than its parts.
     """
     ends: dict[str, int] = {}
     for info in metadata.storage_data.values():
@@ -233,7 +233,7 @@ def _checked_files(folder: Path, metadata: Any) -> list[Path]:
 
 
 def _path(metadata: Any, name: str) -> tuple[str, ...]:
-    """Return the tables around a tensor, and its name in the innermost one."""
+    """Return the tables around a tensor, and its name in the innermost table."""
     planner = metadata.planner_data
     path = planner.get(name) if isinstance(planner, Mapping) else None
     if isinstance(path, tuple) and path and all(isinstance(part, str | int) for part in path):

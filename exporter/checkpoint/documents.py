@@ -1,4 +1,4 @@
-"""Read a JSON, TOML or YAML text strictly: refuse what a person and the library would read differently.
+"""Read a JSON, TOML or YAML text strictly: refuse texts that a person and the library would read differently.
 
 If a key is given twice, a library takes the last value, but the author may have meant the first. In YAML 1.1 `010` is
 8 and `1:30` is 90.
@@ -21,7 +21,7 @@ _OCTAL = re.compile(r"[-+]?0[0-7_]*[0-7]")
 
 
 def read_document(text: str, path: Path) -> object:
-    """Return the document in a text of the format that its file's suffix names.
+    """Return the document in a text, in the format of its file's suffix.
 
     Raises:
         UsageError: it is not valid, holds a key twice, or a number that is easily misread.
@@ -88,7 +88,7 @@ def _read_yaml(text: str) -> object:
             seen = set()
             for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
                 if not isinstance(key, yaml.ScalarNode):
-                    continue  # a list or a table is no key: PyYAML refuses it
+                    continue  # a list or a table is not a valid key: PyYAML refuses it
                 if (key.tag, key.value) in seen:
                     raise ValueError(f"{shown(key.value)} is given twice (line {_line(key)}). Keep one of the two.")
                 seen.add((key.tag, key.value))

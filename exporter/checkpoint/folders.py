@@ -1,4 +1,4 @@
-"""Read the folder that a trainer or a library saved: shards with an index, or the folder of a training framework.
+"""Read a folder that a trainer or a library saved: shards with an index, or a training framework's own format.
 
 What torch or safetensors reads without running code is read. For the others one sentence says what the folder is, and
 which command of its project makes one file of it.
@@ -50,7 +50,7 @@ ReadFile = Callable[[Path, list[str]], tuple[object, dict[str, str]]]
 
 @dataclass(frozen=True)
 class Contents:
-    """What a folder holds.
+    """The contents of a folder.
 
     Args:
         loaded: the tables of tensors, as one file would hold them.
@@ -79,7 +79,7 @@ def read_folder(path: Path, read_file: ReadFile, files: Unchanged) -> Contents:
         files: gets every file before it is read.
 
     Raises:
-        UsageError: it is none of the kinds that are read, or a part is missing.
+        UsageError: its kind is not supported, or a part is missing.
     """
     if not path.is_dir():
         return _of_index(path, read_file, files)
@@ -104,7 +104,7 @@ def read_folder(path: Path, read_file: ReadFile, files: Unchanged) -> Contents:
 
 
 def _of_one_index(path: Path, indices: list[Path], read_file: ReadFile, known: Unchanged) -> Contents:
-    """Read the shards of a folder's index, those of safetensors first, and note what else lies there.
+    """Read the shards of a folder's index, safetensors first, and note other weights in the folder.
 
     Raises:
         UsageError: several indices are of one format.
@@ -218,7 +218,7 @@ def _of_files(path: Path, read_file: ReadFile, known: Unchanged) -> Contents:
             fix=f"Give one of them: {plain[0]}",
         )
     if not plain:
-        detect_folder(path)  # says which folders are read
+        detect_folder(path)  # lists the supported folders
         raise UsageError(f"{path} contains no weights.", fix="Give the folder that contains the weights.")
     known.add(plain)
     loaded, tied = read_file(plain[0], notes := [f"weights read from {plain[0].name}"])
@@ -226,7 +226,7 @@ def _of_files(path: Path, read_file: ReadFile, known: Unchanged) -> Contents:
 
 
 def _refuse_frameworks(path: Path) -> None:
-    """Refuse the folders of DeepSpeed and Megatron, which are parts of several devices.
+    """Refuse folders of DeepSpeed and Megatron, which hold the parts of several devices.
 
     Raises:
         UsageError: it is one of these; the text has the command that makes one file of it.
@@ -264,7 +264,7 @@ def _refuse_frameworks(path: Path) -> None:
 
 
 def refuse_shard(path: Path) -> None:
-    """Refuse a file that is one of several parts of a checkpoint, by its name and the files beside it.
+    """Refuse a file that is one of several parts of a checkpoint, by its name and the other files in its folder.
 
     Raises:
         UsageError: it is such a part.

@@ -1,6 +1,6 @@
-"""Say what a file is that holds weights in another form, or none, and how to get a checkpoint from it.
+"""Recognize files that are not checkpoints, and say how to get a checkpoint from them.
 
-A file is told by its first bytes, a ZIP archive by the names of its members, and where these do not show it by the
+A file is recognized by its first bytes, a ZIP archive by the names of its members, and otherwise by the
 file's own name.
 """
 
@@ -21,10 +21,10 @@ _OTHER_LIBRARY = f"Load it with {{library}} into the PyTorch model, then: {_SAVE
 
 @dataclass(frozen=True)
 class Foreign:
-    """A kind of file that is no checkpoint of PyTorch.
+    """A kind of file that is not a PyTorch checkpoint.
 
     Args:
-        what: what it is, after "is".
+        what: its description, to follow "is".
         fix: how to get a checkpoint; `{path}` is the file.
         start: tells it from the first bytes.
         suffixes: tell it from the name.
@@ -158,7 +158,7 @@ def refuse_foreign(path: Path, start: bytes) -> None:
         UsageError: it is one of them.
     """
     name = path.name.lower()
-    if start[:1] == b"\x80" and len(start) > 1 and 2 <= start[1] <= 5:  # a pickle, whatever its name
+    if start[:1] == b"\x80" and len(start) > 1 and 2 <= start[1] <= 5:  # a pickle with any name
         return
     by_start = next((kind for kind in _KINDS if kind.start(start)), None)
     kind = by_start or next((kind for kind in _KINDS if kind.suffixes and name.endswith(kind.suffixes)), None)
@@ -170,7 +170,7 @@ def refuse_foreign(path: Path, start: bytes) -> None:
 
 
 def archive_error(path: Path, archive: zipfile.ZipFile) -> UsageError | None:
-    """Return the error for a ZIP archive that `torch.save` did not write, told by its members; None otherwise."""
+    """Return the error for a ZIP archive that `torch.save` did not write, by its members; None otherwise."""
     names = archive.namelist()
     quoted = repr(str(path))
     for what, matches, fix in _MEMBERS:

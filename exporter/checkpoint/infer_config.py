@@ -1,4 +1,4 @@
-"""Build one complete configuration from a state dict, a partial config and the user's overrides.
+"""Build a complete configuration from a state dict, a partial configuration and the user's overrides.
 
 The shapes of the weights show most arguments. The config, and the settings that a training checkpoint holds, add those
 that no shape shows (the window, `causal`, ...). They may overlap but not disagree. Names are changed to those of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # `layers.3.0.to_qkv.weight`, as local-attention saved it before 1.10.
 _UNBRANCHED = re.compile(r"(layers\.[0-9]+\.[01]\.)(.+)")
-# Not an argument of the class, but the release of hyper-connections it was trained with.
+# Not an argument of the class, but the release of hyper-connections used in training.
 _RELEASE = "hyper_connections"
 
 
@@ -61,7 +61,7 @@ class Resolved:
     not_in_weights: list[str] = field(default_factory=list)
 
     def check_keys(self) -> None:
-        """Refuse a checkpoint that does not hold exactly the class' tensors.
+        """Refuse a checkpoint that does not contain exactly the class' tensors.
 
         Raises:
             UsageError: tensors are missing, or there are unexpected ones.
@@ -87,7 +87,7 @@ def canonical_state(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.
 
 @dataclass(frozen=True)
 class Gathered:
-    """What is known of a checkpoint's model, from all sources.
+    """The known properties of a checkpoint's model, from all sources.
 
     Args:
         entry: the model's class.
@@ -126,7 +126,7 @@ def gather(
     overrides: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Gathered:
-    """Bring together what the weights, the config, the overrides and the checkpoint's own settings say.
+    """Combine the weights, the configuration, the overrides and the checkpoint's own settings.
 
     Args:
         state: tensors by name; their shapes are used, and the values of a few.
@@ -216,7 +216,7 @@ def infer_config(known: Gathered) -> Resolved:
 
 
 def _class_name(config: RawConfig, settings: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the class that is given, and where it was given.
+    """Return the given class, and its source.
 
     Raises:
         UsageError: the config and the checkpoint's own settings name two classes.
@@ -231,7 +231,7 @@ def _class_name(config: RawConfig, settings: Mapping[str, Any]) -> tuple[str | N
 
 
 def _entry(shapes: TensorShapes, class_name: str | None, source: str) -> tuple[ClassEntry, StateDictForm]:
-    """Return the entry of the class that is given, or else of the one that the tensors' names show."""
+    """Return the entry of the given class, or else of the class that the tensors' names show."""
     family, form = detect_family(shapes)
     detected = CLASSES[family.classes[0].name]
     if class_name is None:
@@ -263,7 +263,7 @@ def _check_given(known: Gathered) -> None:
 
 
 def _not_shown(entry: ClassEntry, name: str) -> UsageError:
-    """Make the error for an argument that neither the weights nor the config tell."""
+    """Make the error for an argument that neither the weights nor the configuration contain."""
     return UsageError(
         f"{entry.name} needs {name}, which cannot be read from the weights.",
         why="No tensor's shape depends on it. With a wrong value the model would run and give wrong results.",
@@ -298,9 +298,9 @@ def _check_consistent(known: Gathered, args: Arguments, expected: TensorShapes) 
 def _assumptions(
     entry: ClassEntry, args: Arguments, known: set[str], release: str | None, buffers_absent: bool
 ) -> list[str]:
-    """Write notes on the arguments that neither the weights nor the config give."""
+    """Write notes on the arguments that neither the weights nor the configuration contain."""
     notes, geometry = [], entry.family.geometry(args)
-    # The geometry holds the value that a default of None stands for.
+    # The geometry has the value for which a default of None stands.
     assumed = [
         f"{name} = {getattr(geometry, name, getattr(args, name))}"
         for name in traceless_arguments(entry, args.model_dump())

@@ -49,7 +49,7 @@ class OpenedCheckpoint:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on what was chosen, assumed or converted."""
+        """Notes on choices, assumptions and conversions."""
         return [*self.loaded.notes, *self.resolved.notes]
 
     @property
@@ -59,7 +59,7 @@ class OpenedCheckpoint:
         return [*self.resolved.not_in_weights, *sorted(called)]
 
     def for_steps(self, request: ShapeRequest) -> OpenedCheckpoint:
-        """Return it with the arguments of a step file, where its family has others for it.
+        """Return the checkpoint with its family's arguments for a step file, if they differ.
 
         Raises:
             UsageError: a longest sequence was asked for, and the model's arguments state it already.
@@ -96,7 +96,7 @@ class OpenedCheckpoint:
         )
 
     def _upstream(self) -> Callable[[], nn.Module] | None:
-        """Return what loads the weights into the published class, where that computes what the model was trained as."""
+        """Return a loader of the weights into the published class, if that class computes what the model was trained as."""
         resolved = self.resolved
         try:
             installed: str | None = version(_HYPER_CONNECTIONS)
@@ -121,9 +121,9 @@ def open_checkpoint(
 
     Args:
         path: the checkpoint, a file or the folder of a family that is read from one.
-        config: its configuration file; by default the one beside it, if there is one.
+        config: its configuration file; by default the one in its folder, if there is one.
         known: a configuration that is already known (from a sidecar); `config` takes precedence.
-        task: what a model in a folder is for, where it is saved for something else.
+        task: the task of a model in a folder, if it was saved for another task.
         shapes: of an export, whose heads replace the configuration's; sizes that a model in a folder does not have are
             refused before its weights are read.
         steps: whether that export is in steps.
@@ -154,7 +154,7 @@ def open_checkpoint(
     loaded = with_tied(load_state(path, entry=entry))
     overrides = {}
     family, _ = detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})
-    if shapes is not None and family.sizes_are_arguments:  # else they follow from the shapes of the inputs
+    if shapes is not None and family.sizes_are_arguments:  # otherwise they follow from the shapes of the inputs
         sizes = {"heads": shapes.heads, "dim_head": shapes.dim_head}
         overrides = {name: size for name, size in sizes.items() if size is not None}
     if config is not None or known is None:
@@ -166,7 +166,7 @@ def open_checkpoint(
 
 
 def open_live(module: nn.Module) -> OpenedCheckpoint | None:
-    """Open a live module as the folder that it would be saved to; None if it is of no family that has folders.
+    """Open a live module as the folder that it would be saved to; None if its family has no folders.
 
     Raises:
         UsageError: it is of such a family, and cannot be exported.
@@ -187,7 +187,7 @@ def _opened(read: FolderContents, digest: str, path: Path, files: Unchanged | No
 def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> OpenedCheckpoint:
     """Read a checkpoint folder, whose configuration is complete.
 
-    Its SHA-256 is that of its files' SHA-256 one after the other.
+    Its SHA-256 is computed from the SHA-256 of its files in order.
 
     Raises:
         UsageError: one of its files is missing, not a plain file, or cannot be read, or changes meanwhile.

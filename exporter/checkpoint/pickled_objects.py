@@ -1,4 +1,4 @@
-"""Say what a checkpoint with Python objects in it holds, and how to get its tensors."""
+"""Describe a checkpoint that contains Python objects, and say how to get its tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODE = (
     "Opening it runs code from the file: whoever wrote the file can do anything that you can on this machine. It is "
     "opened only if you ask for it."
 )
-_START = 1 << 16  # bytes of a pickle that are looked at
+_START = 1 << 16  # bytes of a pickle that are examined
 
 
 def object_error(path: Path, name: str) -> UsageError:
@@ -64,8 +64,8 @@ def object_error(path: Path, name: str) -> UsageError:
 
 
 def _first_class(path: Path) -> str | None:
-    """Return the class, as "module name", of the object that a file is; None if it is a table or cannot be told."""
-    with suppress(Exception):  # whatever the file holds, another message is given then
+    """Return the class, as "module name", of a file's object; None if it is a table or unknown."""
+    with suppress(Exception):  # for any failure, another message is given
         with path.open("rb") as file:
             start = file.read(_START)
         if start.startswith(b"PK"):

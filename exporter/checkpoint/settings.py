@@ -24,12 +24,12 @@ from .traceless import MEANINGS, NO_EFFECT
 if TYPE_CHECKING:
     from ..models.registry import ClassEntry
 
-# The entries of a checkpoint that hold settings.
+# Entries of a checkpoint that contain settings.
 ENTRIES = (
     *("hyper_parameters", "hyperparameters", "hparams", "args", "config", "cfg"),
     *("model_args", "model_config", "model_kwargs"),
 )
-# Tables inside them whose settings are the model's.
+# Tables in these entries with settings of the model.
 _ABOUT_THE_MODEL = frozenset(
     {
         *ENTRIES,
@@ -90,7 +90,7 @@ class Settings:
         return {name: settings[0].value for name, settings in self.used.items()}
 
     def notes(self, inferred: Collection[str]) -> list[str]:
-        """Write notes for the user: the sources of arguments, and settings that were left out.
+        """Write notes for the user: the sources of arguments, and unused settings.
 
         Args:
             inferred: names of arguments that the weights show; they need no note.
@@ -276,7 +276,7 @@ def _argument(leaf: str, entry: ClassEntry) -> tuple[str, bool] | None:
 
 
 def _foreign_part(path: Sequence[str]) -> str | None:
-    """Return the first table around a setting that may be about something other than the model, or None."""
+    """Return the first table around a setting that may not describe the model, or None."""
     return next((part for part in path[1:] if part.lower() not in _ABOUT_THE_MODEL), None)
 
 

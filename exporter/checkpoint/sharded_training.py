@@ -1,4 +1,4 @@
-"""What training on several devices leaves in checkpoints: DTensors, empty parameters, parts that are one device's.
+"""Handle checkpoints of training on several devices: DTensors, empty parameters, one device's parts.
 
 A tensor that is whole is read. What is a part is refused with the command of its project that puts the parts together.
 """
@@ -30,7 +30,7 @@ ZERO = (
     "engine.save_16bit_model(folder) with stage3_gather_16bit_weights_on_model_save"
 )
 _DTENSORS = "torch.distributed.tensor"
-# In torch's message where that module was not imported.
+# Part of torch's message if that module was not imported.
 NEEDS_DTENSOR = "must be imported to load DTensors"
 _DEEPEST = 8
 _VERL = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
@@ -43,7 +43,7 @@ def know_dtensors() -> None:
 
 @contextmanager
 def quiet_meshes() -> Iterator[None]:
-    """Keep quiet what torch logs of device meshes that are read where there are no processes."""
+    """Hide torch's log messages about device meshes without processes."""
     log = logging.getLogger("torch.distributed.device_mesh")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -54,9 +54,9 @@ def quiet_meshes() -> Iterator[None]:
 
 
 def gathered(loaded: object, path: Path) -> Any:
-    """Return what a file holds with each DTensor that is whole as a plain tensor.
+    """Return a file's contents with each complete DTensor as a plain tensor.
 
-    The state of an optimizer, whose parts are no reason to refuse the weights, loses the tensors that are parts.
+    Partial tensors in the state of an optimizer are dropped, because they are no reason to refuse the weights.
 
     Raises:
         UsageError: a DTensor outside an optimizer's state is the part of one device.
@@ -91,7 +91,7 @@ def _is_part(value: object) -> bool:
 
 
 def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
-    """Return a DTensor's own tensor, and any other tensor as it is.
+    """Return a DTensor's own tensor, and any other tensor unchanged.
 
     Raises:
         UsageError: it is the part of one device.
@@ -124,7 +124,7 @@ def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
 
 
 def refuse_parts(state: Mapping[str, torch.Tensor], path: Path, loaded: object, empty: Collection[str] = ()) -> None:
-    """Refuse a state dict whose parameters lie elsewhere.
+    """Refuse a state dict whose parameters are in other files.
 
     Args:
         state: the tensors.

@@ -22,7 +22,7 @@ _KNOWN = frozenset(
     }
 )
 
-# By library, how the names of its packed numbers and scales end.
+# By library, the ends of names of its packed numbers and scales.
 _QUANTIZED = {
     "bitsandbytes": (".absmax", ".quant_map", ".SCB", ".nested_absmax", ".quant_state.bitsandbytes__nf4"),
     "GPTQ or AWQ": (".qweight", ".qzeros", ".g_idx"),
@@ -61,7 +61,7 @@ def plain_tensor(name: str, tensor: torch.Tensor, file_size: int) -> torch.Tenso
 
 
 def _unusual(tensor: torch.Tensor) -> str:
-    """Return what is unusual about a tensor; "" for a dense tensor on the CPU."""
+    """Describe what is unusual about a tensor; "" for a dense tensor on the CPU."""
     if tensor.is_nested:
         return "nested: rows of several lengths"
     if tensor.is_quantized:

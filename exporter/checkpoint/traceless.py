@@ -1,4 +1,4 @@
-"""List the arguments that change a model's outputs but that its tensors do not show, and ask for them in a file.
+"""List the arguments that change a model's outputs but cannot be read from its tensors, and ask for them in a file.
 
 The file is a configuration to complete, with the known arguments and a placeholder for each unknown one. A placeholder
 is text that no argument accepts; the error for a configuration that still has one names it.
@@ -56,7 +56,7 @@ _IDLE_WHERE = {
     "xpos_scale_base": ("use_xpos", False),
     "use_rotary_pos_emb": ("dim", None),
 }
-# What a default of None stands for upstream.
+# The meaning of a default of None upstream.
 _NONE_MEANS = {
     "look_forward": "0 if causal, else 1",
     "exact_windowsize": "true",
@@ -72,13 +72,13 @@ _ABOUT = "Replace each <fill in: …>. Values that the weights show may be left 
 
 
 def traceless_arguments(entry: ClassEntry, values: Mapping[str, Any]) -> list[str]:
-    """List a class's arguments that its tensors need not show, without those that have no effect at these values."""
+    """List a class's arguments that its tensors may not show, without those that have no effect at these values."""
     idle = {name for name, (other, value) in _IDLE_WHERE.items() if other in values and values[other] == value}
     return [name for name in MEANINGS if name in entry.args.model_fields and name not in {*idle, *entry.unsupported}]
 
 
 def not_in_weights(entry: ClassEntry, args: Arguments, inferred: Collection[str]) -> list[str]:
-    """List the arguments that no tensor shows, wherever their values came from.
+    """List the arguments that no tensor shows, with values from any source.
 
     Args:
         entry: the class.
@@ -150,7 +150,7 @@ def template_path(checkpoint: Path) -> Path:
 
 
 def write_template(document: Mapping[str, Any], checkpoint: Path, found: Path | None) -> Path:
-    """Write a configuration beside its checkpoint, and return its path.
+    """Write a configuration into its checkpoint's folder, and return its path.
 
     Args:
         document: the configuration.

@@ -34,14 +34,14 @@ from .weight_sets import (
     tensors_of,
 )
 
-# Entries that hold weights; the first one present is taken.
+# Entries that hold weights; the first one present is used.
 ENTRIES = (
     *("model_state_dict", "state_dict", "model", "module", "network", "net", "generator", "weights", "params"),
     *("ema_model_state_dict", "ema_state_dict", "state_dict_ema", "ema_model", "model_ema", "ema"),
 )
 # Name prefixes of modules that wrap the model; the first one present is removed.
 PREFIXES = ("ema_model.", "online_model.", "module.", "model.", "network.", "net.", "transformer.", "attn.")
-# Of these the names of parts, which other parts may stand beside; wrappers have at most a few numbers of their own.
+# Those of them that name parts of a model, next to which may be other parts; wrappers only have a few numbers.
 _PARTS = ("transformer.", "attn.")
 # The first part of every name in a supported class's state dict.
 _ROOTS = frozenset(
@@ -104,7 +104,7 @@ def unwrap(
 def _asked(loaded: object, path: Path, notes: list[str], roots: Collection[str], entry: str) -> Unwrapped:
     """Return the set of weights at an entry."""
     base = None
-    with suppress(UsageError):  # where the default cannot be chosen, the entry is found by its path alone
+    with suppress(UsageError):  # if the default cannot be chosen, the entry is found only by its path
         base = _unwrapped(as_table(loaded) or {}, [], path, [], roots)
     others = other_sets(loaded, base.state) if base is not None and base.state else []
     wanted = next((known for known in others if known.entry == entry and known.same_model), None)
@@ -128,7 +128,7 @@ def _asked(loaded: object, path: Path, notes: list[str], roots: Collection[str],
 
 
 def _described(value: object) -> str:
-    """Say in words what a value is that is no state dict."""
+    """Describe a value that is not a state dict."""
     if isinstance(value, torch.Tensor):
         return "one tensor"
     if isinstance(value, list | tuple):
@@ -145,7 +145,7 @@ def _unwrapped(
     roots: Collection[str],
     entry: str = "",
 ) -> Unwrapped:
-    """Find the state dict in a table, to which other tables lead, and remove the prefixes of its names."""
+    """Find the state dict in nested tables, and remove the prefixes of its names."""
     if is_optimizer(table):
         raise UsageError(
             f"{path} is the state of an optimizer, not the weights of a model.",
@@ -252,7 +252,7 @@ def _without_prefixes(
     """Strip wrappers' prefixes until the names are the model's own, or no known wrapper is left.
 
     Raises:
-        UsageError: beside a part there are weights of others, of which the file would have nothing.
+        UsageError: there are weights of other parts, which the file would lack.
     """
     removed = ""
     while state and not any(name.partition(".")[0] in roots for name in state):
@@ -277,7 +277,7 @@ def _without_prefixes(
 
 
 def _refuse_unknown_prefixes(state: Mapping[str, torch.Tensor], path: Path, roots: Collection[str], entry: str) -> None:
-    """Refuse names of which the same ones stand behind several prefixes that no known wrapper has.
+    """Refuse equal names with several prefixes that no known wrapper has.
 
     Args:
         state: the tensors.
@@ -306,7 +306,7 @@ def _refuse_unknown_prefixes(state: Mapping[str, torch.Tensor], path: Path, root
 def _without_copies(
     state: dict[str, torch.Tensor], notes: list[str], roots: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """Leave out another set of the model's weights in the same table, behind a prefix, and the numbers beside it."""
+    """Drop another set of the model's weights with a prefix in the same table, and its numbers."""
     foreign = {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in roots}
     copies = [name for name, tensor in foreign.items() if _is_copy(name, tensor, state)]
     if not copies or len(foreign) == len(state):
@@ -317,6 +317,6 @@ def _without_copies(
 
 
 def _is_copy(name: str, tensor: torch.Tensor, state: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a name is one of the others behind a prefix, with a tensor of the same shape."""
+    """Return whether a name is a prefix and one of the other names, with a tensor of the same shape."""
     rests = [name[place + 1 :] for place, letter in enumerate(name) if letter == "."]
     return any(rest in state and shape_of(state[rest]) == shape_of(tensor) for rest in rests)

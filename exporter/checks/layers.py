@@ -20,7 +20,7 @@ from .probe import NodeProbe, probes
 from .quadratic_memory import Shape, Taken, still_square, taken_sizes
 from .window import Findings, check_node_window, edges_hold
 
-# Twice the length takes twice the memory, and a little more for padding; four times would be quadratic.
+# Twice the length needs twice the memory, and a little more for padding; quadratic memory would be four times as much.
 _LINEAR = 3.0
 
 
@@ -62,7 +62,7 @@ def check_layer_memory(
     dynamic_axes: Collection[str],
     retrace: Callable[[Taken], tuple[set[int], dict[str, Shape]] | None],
 ) -> CheckRecord:
-    """Check that no attention node and no other tensor takes memory quadratic in the sequence length.
+    """Check that no attention node and no other tensor needs memory quadratic in the sequence length.
 
     Args:
         model: the written file, weights may be absent.
@@ -156,7 +156,7 @@ def check_growth(
         if isinstance(growth, str):
             fixed.append(growth)
             continue
-        # The first axis of an input may count sequences, and where lengths are known, others are none.
+        # The first axis of an input may count sequences; if lengths are known, other axes are not lengths.
         if growth.size not in lengths if lengths else growth.axis.startswith("axis 0 "):
             continue
         sequences.append(growth)
@@ -180,7 +180,7 @@ def check_growth(
 
 
 def _at_some_length(probe: NodeProbe) -> NodeProbe:
-    """Return the probe; if its length is dynamic, at a length that its window does not cover."""
+    """Return the probe; if its length is dynamic, at a length larger than its window."""
     geometry, block = probe.geometry, int(probe.attributes["query_block"])
     some = 2 * block if geometry.sees_all else geometry.keys_per_window + 2 * geometry.window_size
     return probe if probe.length else replace(probe, length=some + 1)

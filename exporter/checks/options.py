@@ -1,4 +1,4 @@
-"""The options of a file's checks."""
+"""Define the options of a file's checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check: every integer of the graph fits 32 bits, for runtimes that compute ONNX's int64 in 32 bits silently."""
+"""Check that every integer of the graph fits in 32 bits, for runtimes that silently compute int64 in 32 bits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def dynamic_sizes(axes: Sequence[str], longest: int) -> dict[str, int]:
 
 
 def token_limits(inputs: Sequence[TensorSpec], limit: int | None, length: int) -> dict[str, int | None]:
-    """Return the limit of each integer input, by name: of tokens the vocabulary, of positions the longest sequence."""
+    """Return each integer input's limit, by name: the vocabulary for tokens, the longest sequence for positions."""
     return {spec.name: length if spec.name == POSITION_IDS else limit for spec in inputs if "int" in spec.dtype}
 
 

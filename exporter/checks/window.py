@@ -1,4 +1,4 @@
-"""Check: the window. A key just inside a query's window changes its output; a key outside does not.
+"""Check the window: a key just inside a query's window changes its output; a key outside does not.
 
 The most common silent fault of other exporters is a lost window: validated at a length that fits in one window, a file
 that attends to everything looks right. Here every different attention node of the written file is run alone, and then
@@ -35,7 +35,7 @@ LONG = 2048
 
 @dataclass
 class Findings:
-    """What the probes found.
+    """Collect what the probes found.
 
     Args:
         boundaries: number of boundaries that were tried.
@@ -79,7 +79,7 @@ def check_window(
     different = probes(model)
     for probe in different:
         check_node_window(probe, findings)
-    # A run of a long sequence takes seconds, so only two are made.
+    # A run on a long sequence takes seconds, so there are only two runs.
     whole = check_model_window if source.shapes.seq_len > LONG and source.geometry is not None else _check_model
     if nodes_only:
         through = "the whole model was not tested: in dynamic int8 the scales depend on every token"
@@ -105,7 +105,7 @@ def check_window(
 
 
 def edges_hold(boundaries: int, nodes: int) -> str:
-    """Say that the edges of windows that were tried are where they must be.
+    """Say that all tested window edges are correct.
 
     Args:
         boundaries: how many were tried.
@@ -190,7 +190,7 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
 
 
 class _WholeModel:
-    """The first output of a whole file, and the same with other tokens or vectors at some positions.
+    """Compute the first output of a file, also with other tokens or vectors at some positions.
 
     Args:
         session: the written file.
@@ -232,7 +232,7 @@ def check_model_window(
 ) -> str:
     """Check the whole model by changing one window of tokens and comparing every output.
 
-    Of a sequence shorter than two windows half is changed. Outputs before and behind whose receptive field has none of
+    In a sequence shorter than two windows, half is changed. Outputs before and behind whose receptive field has none of
     the changed tokens must stay equal bit for bit; the output at the last changed token must change.
     """
     length, depth, axis = source.shapes.seq_len, source.depth, source.family.sequence_axis
@@ -244,7 +244,7 @@ def check_model_window(
     start = int(starts[np.lexsort((before + behind, np.minimum(before, behind)))[-1]])
     end = start + size
     keys = np.arange(start, end)
-    release_memory()  # memory kept from the runs of single nodes
+    release_memory()  # memory that the runs of single nodes left
     whole = _WholeModel(session, source, first_run)
     rows = np.moveaxis(whole.changed(keys) != whole.output, axis, 0).reshape(length, -1).any(axis=1)
     touched = (low < end) & (high > start)

@@ -1,4 +1,4 @@
-"""Facts about all nodes that share an ONNX function: each fact saves work or memory, and none changes a result."""
+"""Find common properties of all nodes that share an ONNX function; each saves work or memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Part(NamedTuple):
 
     Args:
         blocks: number of blocks.
-        inside: whether all of their keys lie inside the sequence.
+        inside: whether all of their keys are inside the sequence.
     """
 
     blocks: int
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class FunctionFacts:
-    """Facts that hold for every node that shares an ONNX function.
+    """Properties of every node that shares an ONNX function.
 
     Args:
         aligned: the length is a multiple of `query_block`, so nothing is padded.
@@ -47,7 +47,7 @@ class FunctionFacts:
     parts: tuple[Part, ...] = ()
 
     def __and__(self, other: FunctionFacts) -> FunctionFacts:
-        """Return the facts that hold for both."""
+        """Return the properties that hold for both."""
         same = {field.name for field in fields(self) if getattr(self, field.name) == getattr(other, field.name)}
         return FunctionFacts(**{name: getattr(self, name) for name in same})
 
@@ -58,7 +58,7 @@ def facts_of(
     length: int | None,
     sequences: int | None = None,
 ) -> FunctionFacts:
-    """Return the facts of one node.
+    """Return the properties of one node.
 
     Args:
         variant: its op type.

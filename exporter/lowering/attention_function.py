@@ -244,7 +244,7 @@ def softmax(op: Any, scores: Any) -> Any:
 def lay_out(
     op: Any, span: Span, key: Any, value: Any, mask: Any, facts: FunctionFacts, given: Any = None, key_scale: Any = None
 ) -> _WholeSequence | _OwnSpans:
-    """Arrange keys and values for the blocks of queries, in the way that saves most under these facts.
+    """Arrange keys and values for the blocks of queries, in the way that saves most under these properties.
 
     Args:
         op: the builder.
@@ -252,7 +252,7 @@ def lay_out(
         key: keys `[B, H, N, D]`.
         value: their values.
         mask: the input `key_mask`, or None.
-        facts: facts that hold for every node of the op type.
+        facts: properties of every node of the op type.
         given: the input `attn_bias`, or None.
         key_scale: the keys' factors of the xpos decay, `[keys, D]`, or None.
 
@@ -265,7 +265,7 @@ def lay_out(
 
 
 class _OwnSpans:
-    """The spans of keys and values if every block has its own."""
+    """The spans of keys and values if each block has a separate one."""
 
     def __init__(
         self, op: Any, span: Span, key: Any, value: Any, mask: Any, given: Any, key_scale: Any, *, in_parts: bool
@@ -293,7 +293,7 @@ class _OwnSpans:
         Args:
             op: the builder.
             start: where the blocks start, `[blocks, 1]`.
-            inside: whether all of their keys lie inside the sequence.
+            inside: whether all of their keys are inside the sequence.
         """
         span = self._span
         index = position = op.Add(start, span.key_offset)  # [blocks, keys]
@@ -330,7 +330,7 @@ class _WholeSequence:
         self._masked = [] if mask is None else [mask_bias(op, op.Gather(mask, self._position, axis=1))]
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
-        """Return the same as `_OwnSpans.part`."""
+        """Return the same values as `_OwnSpans.part`."""
         if not self._window_hides:
             return self._key, self._value, self._masked
         start = op.Unsqueeze(start, integers(op, 2))  # [blocks, 1, 1]
@@ -351,7 +351,7 @@ def build_attention(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Fu
 
 
 def shared_facts(variant: NodeVariant | GroupedVariant, nodes: Sequence[ir.Node]) -> FunctionFacts:
-    """Return the facts that hold for all nodes of an op type."""
+    """Return the properties that hold for all nodes of an op type."""
     facts = (
         facts_of(variant, {name: x.value for name, x in node.attributes.items()}, *_sizes_of(node)) for node in nodes
     )
@@ -373,7 +373,7 @@ def attention_function(variant: NodeVariant, opset: int, facts: FunctionFacts | 
     Args:
         variant: the op type.
         opset: opset of the function; it must be the model's.
-        facts: facts that hold for every node of that type; by default none, and the function serves all nodes.
+        facts: properties of every node of that type; by default none, and the function serves all nodes.
     """
     body = _body(variant, facts or FunctionFacts())
     return define(body, variant.op_type, variant.input_names, variant.attribute_names, opset)

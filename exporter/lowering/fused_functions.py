@@ -50,7 +50,7 @@ def _then_norm(read: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., tuple
 
 
 def _then_read(write: Callable[..., Any], read: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Any]:
-    """Build a body that writes to the streams, and reads from what it wrote."""
+    """Build a body that writes to the streams and then reads from them."""
 
     def body(op: Any, streams: Any, mix: Any, beta: Any, output: Any, *reading: Any) -> Any:
         written = write(op, streams, mix, beta, output)
@@ -153,12 +153,12 @@ _BODIES: Mapping[str, Callable[..., Any]] = {
     "GatedGeluTanh": _gated_gelu_tanh,
     "GatedSilu": _gated_silu,
 }
-# For opsets without Gelu.
+# Replacement in opsets without Gelu.
 _BODIES_WITHOUT_GELU: Mapping[str, Callable[..., Any]] = {
     "GatedGelu": _gated_gelu_by_erf,
     "GatedGeluTanh": _gated_gelu_by_tanh,
 }
-# Of streams `[S, D]` without axes of batch and length.
+# Functions for streams `[S, D]` without axes of batch and length.
 _BODIES_OF_ONE_TOKEN: Mapping[str, Callable[..., Any]] = {
     "ReadStreams": _read_one,
     "ReadStreamsNorm": _then_norm(_read_one),

@@ -40,7 +40,7 @@ _BLOCKS = 3
 
 
 class _Sizes:
-    """Sizes of a node's inputs as tensors of the graph, and the facts of all nodes."""
+    """Sizes of a node's inputs as tensors of the graph, and the common properties of all nodes."""
 
     def __init__(self, op: Any, query: Any, key: Any, facts: FunctionFacts) -> None:
         self.facts = facts
@@ -54,7 +54,7 @@ class _Scores:
     """How a variant makes weights of products: its scale, cap and sinks.
 
     Args:
-        op: the builder of the function's own graph; what it makes here is used in subgraphs too.
+        op: the builder of the function's own graph; its values here are used in subgraphs too.
         variant: the op type.
         sizes: those of the inputs.
         sinks: the input, or None.
@@ -126,7 +126,7 @@ def _body(variant: GroupedVariant, facts: FunctionFacts) -> Any:
 
 
 def _in_blocks(op: Any, sizes: _Sizes, query: Any, block: Any, rows: Any) -> Any:
-    """Reshape queries to `[B, KV, G, blocks, block, D]`; the last block repeats the last query where it is short."""
+    """Reshape queries to `[B, KV, G, blocks, block, D]`; a short last block repeats the last query."""
     if not sizes.facts.aligned:
         query = op.Gather(query, op.Min(rows, op.Sub(sizes.length, op.Constant(value_int=1))), axis=2)
     block = op.Unsqueeze(block, integers(op, 0))
@@ -185,7 +185,7 @@ def _attend_to_all(op: Any, sizes: _Sizes, scores: _Scores, query: Any, key: Any
         given.type = ir.TensorType(element)
     body = op.builder.subgraph(attend, values[:2], values[2:], name="block")
     op.builder.pop_module()
-    # TensorRT takes no Scan without a state, and others none along another axis than the first.
+    # TensorRT needs a Scan with a state, and other engines need it along the first axis.
     query = op.Transpose(query, perm=[3, 0, 1, 2, 4, 5])
     _, parts = op.Scan(start, query, body=body, num_scan_inputs=1, _outputs=2)
     return op.Transpose(parts, perm=[1, 2, 3, 0, 4, 5])

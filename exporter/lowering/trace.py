@@ -104,7 +104,7 @@ def _traced(
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:
-    """Make an input of zeros; of a mask, one that keeps everything."""
+    """Make an input of zeros; for a mask, one that keeps everything."""
     shape = [int(size) for size in spec.shape]
     return torch.full(shape, int(spec.dtype == "bool"), dtype=getattr(torch, spec.dtype))
 
@@ -192,7 +192,7 @@ class _Entry(torch.nn.Module):
 
     Args:
         model: the module.
-        source: what it was made of.
+        source: the source model.
         dtype: of the file: floating point inputs are cast to what the model computes in, outputs to the file's type.
     """
 

@@ -53,7 +53,7 @@ def quantize(model: ir.Model) -> ir.Model:
     _log.info("quantizing %d linear layers", len(layers))
     with temporary_folder() as folder:
         given, made = folder / "given.onnx", folder / "int8.onnx"
-        # The quantizer does not support functions, so they are removed for it.
+        # The quantizer does not support functions, so they are removed first.
         bodies, model_functions = dict(model.functions), model.functions
         model_functions.clear()
         model.metadata_props.update(_PREPARED)
@@ -67,7 +67,7 @@ def quantize(model: ir.Model) -> ir.Model:
             _multiply_plainly(given, names)
         _forget_shapes_of_constants(given)
         silent = logging.NullHandler()
-        logging.root.addHandler(silent)  # else the quantizer's first message adds a handler that stays and prints
+        logging.root.addHandler(silent)  # otherwise the quantizer's first message adds a handler that stays and prints
         try:
             quantize_dynamic(
                 given,

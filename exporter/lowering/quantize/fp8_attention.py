@@ -1,4 +1,4 @@
-"""Round the inputs of attention nodes to fp8 (E4M3), by the pairs of operators that the plugin library's kernels read.
+"""Round the inputs of attention nodes to fp8 (E4M3), by pairs of operators that the plugin library understands.
 
     query → QuantizeLinear (s) → DequantizeLinear (s) → attention; key and value likewise
 
@@ -34,13 +34,13 @@ Scales = Mapping[str, tuple[float, float, float]]
 
 OPSET_FROM, DTYPES = 19, ("fp32", "fp16")
 _LARGEST, _ROOM = 448.0, 4.0
-# Of smaller numbers, or of zeros, the scale is that of this one: a normal number of fp16.
+# Smaller numbers, or zeros, use the scale of this number, which is normal in fp16.
 _LEAST = 1e-2
 _INPUTS = ("query", "key", "value")
 
 
 def check_attention(attention: str | None, dtype: str, opset: int) -> None:
-    """Refuse an element type of attention that is unknown, or that does not go with the other options of a file.
+    """Refuse an element type of attention that is unknown or incompatible with the file's other options.
 
     Raises:
         UsageError: it is one of these.
@@ -100,7 +100,7 @@ def quantize_attention(model: ir.Model, scales: Scales) -> ir.Model:
         scales: of its nodes; 1 where a node has none.
 
     Raises:
-        UsageError: there is no such node.
+        UsageError: no node can be computed in fp8.
     """
     nodes = [node for node in attention_nodes(model) if _has_kernel(node)]
     if not nodes:
@@ -139,7 +139,7 @@ def _has_kernel(node: ir.Node) -> bool:
 
 
 def _insert(model: ir.Model, node: ir.Node, index: int, scale: float) -> None:
-    """Put a pair before one input of a node."""
+    """Insert a pair before one input of a node."""
     source, graph, name = node.inputs[index], node.graph, f"{node.name}.{_INPUTS[index]}"
     assert source is not None and source.dtype is not None and graph is not None
     constants = [

@@ -1,4 +1,4 @@
-"""Decide how the weights of a checkpoint are rounded: on text, as the model meets it, wherever it takes tokens."""
+"""Decide how the weights of a checkpoint are rounded: calibrated on text if the model has token inputs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .blocked import Rounding
 from .calibration import Calibration
 from .weights import WEIGHT_KINDS
 
-# Tokens of all rows that moments are taken on, and of one row, at most.
+# The most tokens for moments, in all rows and in one row.
 _TOKENS, _ROW = 4096, 512
-# Tokens of other rows, on which effects are measured.
+# Tokens of other rows, for measuring effects.
 _JUDGED = 512
 _MOST_ROWS = 64
 # Passages of a row.
@@ -33,7 +33,7 @@ def rounding_on_text(weights: str | None, source: SourceModel, checkpoint: Path)
     Args:
         weights: a key of `WEIGHT_KINDS`, or None.
         source: the model.
-        checkpoint: the file or folder, beside which a tokenizer may lie.
+        checkpoint: the file or folder; its folder may contain a tokenizer.
     """
     if weights is None or not WEIGHT_KINDS[weights].calibrates:
         return None
@@ -53,7 +53,7 @@ def rounding_on_text(weights: str | None, source: SourceModel, checkpoint: Path)
 
 
 def _rows(source: SourceModel, tokens: Tokens, starts: range) -> list[tuple[torch.Tensor, ...]]:
-    """Return the inputs of calls of one row each, at the sizes of the model."""
+    """Return the inputs of calls with one row each, at the sizes of the model."""
     specs: list[TensorSpec] = source.inputs("fp32")
     drawn = random_inputs(specs, 0, source.token_limit)
     found = []

@@ -1,4 +1,4 @@
-"""Store a traced model's linear layers in fewer bits: which kinds there are, and what each asks of a file."""
+"""Store a traced model's linear layers in fewer bits, by a table of kinds and their requirements."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WEIGHT_KINDS: Mapping[str, WeightKind] = {
 
 
 def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: bool) -> None:
-    """Refuse a kind of weights that is unknown, or that does not go with the other options of a file.
+    """Refuse a kind of weights that is unknown or incompatible with the file's other options.
 
     Raises:
         UsageError: it is one of these.
@@ -91,12 +91,12 @@ def quantize_weights(model: ir.Model, weights: str, rounding: blocked.Rounding |
 
     Raises:
         MissingDependency: onnxruntime is not installed, whose quantizer makes int8 matrices.
-        ExportFailed: there is no linear layer, or the quantizer gave up.
+        ExportFailed: there is no linear layer, or the quantizer failed.
     """
     kind = WEIGHT_KINDS[weights]
     return kind.quantize(model, rounding) if kind.calibrates else kind.quantize(model)
 
 
 def spans_tokens(weights: str | None) -> bool:
-    """Return whether a token has a say in how others are rounded."""
+    """Return whether a token influences how others are rounded."""
     return weights is not None and WEIGHT_KINDS[weights].spans_tokens
