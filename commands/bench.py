@@ -1,4 +1,4 @@
-"""Define `localattn bench`: measure models beside each other, and how certain the differences are."""
+"""Define `localattn bench`: measure models side by side, and the certainty of the differences."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def bench(
     output: OutputOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Measure latency, throughput, memory and load time of models beside each other.
+    """Measure latency, throughput, memory and load time of models side by side.
 
     Each candidate (model × runtime × provider × threads × plugin × length) has a process of its own, and they take
     turns in rounds, so that whatever else the machine does affects all alike. Differences have their 95 % interval, and
@@ -126,7 +126,7 @@ def bench(
     for line in report.warnings:
         warn(line)
     if destination.shows_console and len(request.plugins) == 1 and report.rows:
-        # Where several ways were measured, the table says which.
+        # If several kinds were measured, the table names them.
         say_kernels(lambda: has_nodes(model), report.rows[0], request.plugins[0])
     if destination.shows_console and model.suffix.lower() == ".onnx":
         suggest("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
@@ -151,10 +151,10 @@ def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
 
 
 def _plugins(uses: str | None, libraries: Sequence[Path]) -> tuple[str, ...]:
-    """List what to measure with: the listed ways, then the libraries; "auto" where nothing is given.
+    """List the values of --plugin and the libraries to measure with; "auto" if nothing is given.
 
     Raises:
-        UsageError: there is no such way.
+        UsageError: a value is unknown.
     """
     listed = [] if uses is None else _listed("--plugin", uses, str)
     for way in listed:

@@ -1,4 +1,4 @@
-"""Define `localattn bisect`: find the first module that computes something else."""
+"""Define `localattn bisect`: find the first module that computes a wrong result."""
 
 from __future__ import annotations
 

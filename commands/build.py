@@ -97,7 +97,7 @@ def build(
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:
-    """Build an engine, and check that it is what was asked for.
+    """Build an engine, and check it against the request.
 
     Every precision is the ONNX file's. TensorRT builds on the GPU that will run the engine; TensorRT-RTX builds
     anywhere. Where the engine runs, it is compared with the ONNX file; elsewhere the report says that it was not. An

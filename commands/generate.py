@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Exit code that shells report for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
 
-# Number of tokens without --max-tokens; fewer where the model's positions end.
+# Number of tokens without --max-tokens; fewer if the model's positions end.
 DEFAULT_TOKENS = 256
 # A model with a vocabulary of this size reads and writes bytes.
 BYTES = 256
@@ -166,7 +166,7 @@ def generate(
 
 
 def _default_limit(generator: Generator, folder: FolderDefaults, prompt: int) -> int:
-    """Return how many tokens to generate after a prompt of so many, where the command line does not say.
+    """Return how many tokens to generate after a prompt of this length by default.
 
     As many as the folder says, else `DEFAULT_TOKENS`, but no more than the model has positions; at least 1, so that a
     prompt that fills them is refused and not answered by nothing.
@@ -178,7 +178,7 @@ def _default_limit(generator: Generator, folder: FolderDefaults, prompt: int) ->
 
 
 def _prepare(generator: Generator) -> None:
-    """Open the prefill file while tokenizer and template are read; where it does not open, the prompt says so."""
+    """Open the prefill file while tokenizer and template are read; the prompt reports any error."""
 
     def open_prefill() -> None:
         with suppress(LocalAttnError):
@@ -299,7 +299,7 @@ class _Run:
         return made / self.generate_seconds if made and self.generate_seconds else None
 
     def summary(self) -> str:
-        """Return one line for people."""
+        """Return the summary line."""
         made, rate = sum(map(len, self.rows)), self._rate()
         speed = "" if rate is None else f", {rate:,.0f} a second"
         ending = {
@@ -315,10 +315,10 @@ class _Run:
 
 
 def _tokenizer(opening: OpeningTokenizer | None, *, required: bool) -> FolderTokenizer | None:
-    """Return the tokenizer in the model's folder; None where there is none.
+    """Return the tokenizer in the model's folder; None if there is none.
 
     Args:
-        opening: opens it; None where there is none.
+        opening: opens it; None if there is none.
         required: the prompt is text.
     """
     try:
@@ -330,7 +330,7 @@ def _tokenizer(opening: OpeningTokenizer | None, *, required: bool) -> FolderTok
 
 
 def _check_rows(ids: Sequence[int], tokenizer: FolderTokenizer, vocabulary: int) -> None:
-    """Refuse a prompt with a token for which the model has no row; a tokenizer may have more tokens than the model.
+    """Refuse a prompt with a token outside the model's vocabulary; a tokenizer may have more tokens than the model.
 
     Raises:
         UsageError: there is one.
@@ -353,7 +353,7 @@ def _encoded(
     """Return the tokens of a prompt, or with `chat` of a conversation that it begins.
 
     Raises:
-        UsageError: it is no UTF-8, or there is no chat template.
+        UsageError: it is not UTF-8, or there is no chat template.
     """
     from ..runtime.generation.chat import render_chat
 
@@ -399,7 +399,7 @@ def _read_prompt(
 
 
 def _read_bytes(file: Path | None) -> bytes:
-    """Read the bytes of a file, or of stdin where there is none.
+    """Read the bytes of a file, or of stdin without one.
 
     Raises:
         UsageError: the file cannot be read, stdin is a terminal, or there are too many bytes.

@@ -45,7 +45,7 @@ def inspect(
     output: OutputOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Show what a checkpoint, an exported model or an engine is.
+    """Describe a checkpoint, an exported model or an engine.
 
     For a checkpoint: its class, what its weights show, what a configuration has to add, what is missing. For a
     model: inputs and outputs, attention windows, sizes, and what its sidecar says about its checks. For an engine:
@@ -164,7 +164,7 @@ def _window(attributes: dict[str, Any]) -> str:
 
     try:
         return geometry_of(attributes).describe()
-    except KeyError:  # a node of another contract
+    except KeyError:  # an invalid node
         return "no window"
 
 
@@ -226,7 +226,7 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
 
 
 def _short(value: object) -> str:
-    """Return a value as one line; JSON has all of a long one."""
+    """Return a value as one line; long values are complete only in JSON."""
     text = str(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} …"
 

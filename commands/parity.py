@@ -162,7 +162,7 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     """Read the numbers of a list with commas.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: it is not such a list.
     """
     parts = [] if text is None else text.split(",")
     if not all(is_size(part.strip()) for part in parts):

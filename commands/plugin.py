@@ -172,7 +172,7 @@ def path(
 def list_libraries(
     output_format: FormatOption = "console",
 ) -> None:
-    """Show the libraries that may be loaded automatically, the newest of each kind first, and what is in them."""
+    """Show the libraries that may be loaded automatically, the newest of each kind first, and their contents."""
     from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, candidates
     from ..plugins.cpu.facts import parse_facts as parse_cpu_facts
     from ..plugins.library.facts import parse_facts
@@ -205,7 +205,7 @@ def check(
     ] = None,
     output_format: FormatOption = "console",
 ) -> None:
-    """Load a library into its runtime, and show what the runtime finds in it.
+    """Load a library into its runtime, and show the kernels that the runtime finds.
 
     That is TensorRT's plugin registry, without a GPU; or onnxruntime, where each kernel runs once.
     """
@@ -241,7 +241,7 @@ def rewrite(
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:
-    """Rewrite a model for onnxruntime's TensorRT provider, which takes plugins from the domain trt.plugins only.
+    """Rewrite a model for onnxruntime's TensorRT provider, which only uses plugins of the domain trt.plugins.
 
     The attention nodes move there and lose their ONNX function: the file then runs nowhere without the plugin. All
     other functions are inlined, because the provider accepts none.
@@ -315,14 +315,14 @@ def _prepare(backend: RegistryBackend) -> None:
         try:
             preload()
         except MissingDependency:
-            return  # not installed: loading the plugin says so
+            return  # not installed: loading the plugin reports it
 
 
 def _companion(library: Library) -> tuple[Path, str]:
-    """Return path and SHA-256 of the library beside a plugin library that registers it.
+    """Return path and SHA-256 of a plugin library's companion library, which registers it.
 
     Raises:
-        MissingDependency: there is none that was built with it.
+        MissingDependency: there is no companion that was built with it.
     """
     from ..plugins.library.facts import companion_path, parse_facts
 

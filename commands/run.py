@@ -1,4 +1,4 @@
-"""Define `localattn run`: run an exported model once and print what it returned."""
+"""Define `localattn run`: run an exported model and print its outputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:
-    """Run an exported model and show what it returns."""
+    """Run an exported model and show its outputs."""
     from ..core.documents.engine_facts import read_model_facts
     from ..runtime.inputs.arrays import load_arrays, save_arrays
     from ..runtime.inputs.example_inputs import check_call, draw_call

@@ -1,4 +1,4 @@
-"""Choose the plugin of `localattn build`: an existing library, one built for this model, TensorRT's, or none."""
+"""Choose the plugin of `localattn build`: an existing library, a new one, ahead-of-time kernels, or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PluginKind = Literal["auto", "library", "aot", "none"]
 
 
 def check_plugin(kind: str, library: Path | None) -> None:
-    """Refuse an unknown kind of plugin, and a library beside a kind that takes none.
+    """Refuse an unknown kind of plugin, and a library with a kind that does not use one.
 
     Raises:
         UsageError: one of these.
@@ -46,7 +46,7 @@ def choose_plugin(
 ) -> tuple[PluginChoice, list[str]]:
     """Choose the plugin to build with; return it and notes for the user about the choice.
 
-    `auto` takes the newest plugin library of this machine that holds the kernels the model needs for these GPUs, else
+    `auto` uses the newest plugin library of this machine with the kernels that the model needs for these GPUs, else
     builds one, else leaves the node to its ONNX function and says why.
 
     Args:
@@ -117,7 +117,7 @@ def _library(
 
 
 def _gpus(capabilities: Sequence[int]) -> list[Target]:
-    """Return the kernel's targets for these GPUs; a GPU that has none of its own runs the oldest one's PTX."""
+    """Return the kernel's targets for these GPUs; a GPU without a target runs the oldest target's PTX."""
     from ...plugins.kernel.targets import TARGETS, Target, target
 
     oldest = min(known.capability for known in TARGETS.values())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...runtime.engine.builder.build import BuildReport
 
 Shapes = Mapping[str, Sequence[int]]
-# Of one optimization profile, or of several in order.
+# Sizes for one optimization profile, or for several in order.
 Profiles = Shapes | Sequence[Shapes]
 
 
@@ -44,7 +44,7 @@ def build(
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BuildReport:
-    """Build an engine, and check that it is what was asked for.
+    """Build an engine, and check it against the request.
 
     Args:
         model: the exported ONNX file.

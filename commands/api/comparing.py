@@ -45,7 +45,7 @@ def parity(
         model: the file.
         against: the checkpoint, whose float64 reference needs PyTorch; or another exported file, which does not.
         golden: an .npz that `record` wrote: what your own model computed.
-        config: the checkpoint's configuration; by default the sidecar's, else the one beside it.
+        config: the checkpoint's configuration; by default the sidecar's, else the one in the checkpoint's folder.
         entry: the set of weights, where the checkpoint holds several; by default the one that was exported.
         seeds: each gives one set of inputs at the largest size: text, or random ones.
         inputs: an .npz of inputs instead.

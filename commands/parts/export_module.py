@@ -98,7 +98,7 @@ def export_users_module(
 
 
 def _named_after(weights: Path | None, factory: str | None) -> Path:
-    """Return the file to write where none is named: beside the weights, else called as the function."""
+    """Return the default output: in the weights' folder, else named after the function."""
     if weights is not None:
         return weights.with_suffix(".onnx")
     return Path(f"{(factory or 'model').rpartition(':')[2]}.onnx")

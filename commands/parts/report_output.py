@@ -1,4 +1,4 @@
-"""Write results as pages: the options of commands that can, and the writing."""
+"""Define the options for writing results as pages, and write the pages."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ _LONGEST_LINE = 300
 
 
 def error_of(status: int, notes: Notes, last_lines: list[str], peak_bytes: int) -> LocalAttnError:
-    """Return the error for a command that did not end by itself.
+    """Return the error for a command that was killed or crashed.
 
     Args:
         status: of the process, as `os.wait4` returns it.
         notes: what the process was working on.
-        last_lines: what its libraries printed at the end.
+        last_lines: the last output of its libraries.
         peak_bytes: the most memory that it held.
     """
     import os

@@ -96,7 +96,7 @@ class OpenedCheckpoint:
         )
 
     def _upstream(self) -> Callable[[], nn.Module] | None:
-        """Return a loader of the weights into the published class, if that class computes what the model was trained as."""
+        """Return a loader of the weights into the published class, if that class computes the same as in training."""
         resolved = self.resolved
         try:
             installed: str | None = version(_HYPER_CONNECTIONS)

@@ -55,7 +55,7 @@ def check_sweep(
 
 
 def shows(window: WindowGeometry, length: int) -> bool:
-    """Return whether a sequence shows the window: some query does not see the first token, or the last if not causal."""
+    """Return whether a sequence shows the window: a query does not see the first token, or the last if not causal."""
     first, end = window.visible_interval(np.arange(length), length)
     return bool(first.any()) and (window.causal or bool((end < length).any()))
 

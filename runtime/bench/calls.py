@@ -1,6 +1,6 @@
 """One call of a session, prepared so that only the engine's work is timed.
 
-With onnxruntime and engines the inputs and outputs are bound: they lie in buffers of the device from the start, and a
+With onnxruntime and engines the inputs and outputs are bound: they are in buffers of the device from the start, and a
 call neither checks nor copies nor allocates them. Every other runtime is called as `Session.run` calls it.
 """
 

@@ -12,7 +12,7 @@ SPREAD, DRIFT = 0.10, 0.10
 
 
 def find_warnings(rows: Sequence[BenchRow], percentiles: Sequence[float]) -> list[str]:
-    """List one warning a line, with the candidates it concerns."""
+    """List warnings, one per line, with the affected candidates."""
 
     def thin(row: BenchRow) -> str:
         # With no call above it, a percentile is only the slowest call.

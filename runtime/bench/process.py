@@ -1,4 +1,4 @@
-"""The benchmark's side of a candidate's process: start it, send requests, and report how it ended."""
+"""Control a candidate's process from the benchmark: start it, send requests, report how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to measure: models × providers × threads × lengths, as the list of candidates."""
+"""List the candidates of a benchmark: models × providers × threads × lengths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BenchRequest:
         threads: CPU threads for one operator; None leaves it to the engine.
         plugins: compiled kernels for each; as `runtime.session.load` takes them.
         runtimes: what runs each ONNX file; as `runtime.session.load` takes them.
-        seq_lens: lengths for dynamic axes; none takes the sidecar's.
+        seq_lens: lengths for dynamic axes; if empty, the sidecar's length.
         batch: sequences a call for dynamic axes; None takes the sidecar's.
         duration: minimum seconds of timed calls of each candidate.
         iterations: minimum number of timed calls of each candidate.
@@ -122,7 +122,7 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing to measure; `seq_len` None is the length the model is made for."""
+    """One candidate; `seq_len` None is the model's own length."""
 
     model: Path
     provider: str
@@ -165,7 +165,7 @@ def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
     return {candidate: ", ".join(words) for candidate, words in parts.items()}
 
 
-# How the options that candidates may differ in are written in their names, in this order.
+# How options appear in names of candidates, in this order.
 _WORDED: dict[str, Callable[[Any], str]] = {
     "provider": str,
     "threads": lambda count: f"{count} thread{'s' if count != 1 else ''}",

@@ -1,4 +1,4 @@
-"""An onnxruntime session with what only a benchmark needs: a profile, or a CUDA graph."""
+"""Open onnxruntime sessions for benchmarks: with a profile or a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle as one tar: equal bundles give equal bytes, and reading checks every claim of the headers first.
+"""Write and read bundles as one tar: equal bundles give equal bytes, and readers check all headers first.
 
 Only plain ustar entries are read: files and folders. Links, devices, sparse files, and extension headers that could
 rename an entry or claim any size, are refused from the table of contents, before a byte is extracted.
@@ -58,7 +58,7 @@ def read_table(path: Path) -> list[Entry]:
     """Return the files of a tar from its headers alone.
 
     Raises:
-        UsageError: it is no plain tar, or has an entry that a bundle must not have; the first is named.
+        UsageError: it is not a plain tar, or has a forbidden entry; the first one is named.
     """
     refuse_mistaken(path, tars=False)
     try:
@@ -105,7 +105,7 @@ def read_tar_manifest(path: Path, table: list[Entry]) -> bytes:
     """Return the bytes of the manifest inside a tar.
 
     Raises:
-        Fault: there is none, or it is too large to be one.
+        Fault: there is no manifest, or it is too large.
     """
     entry = next((entry for entry in table if entry.path == MANIFEST), None)
     if entry is None or entry.size > MAX_MANIFEST:

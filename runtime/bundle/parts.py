@@ -1,4 +1,4 @@
-"""Read and check what goes into a bundle: models with their data, plugin libraries, engines."""
+"""Read and check the parts of a bundle: models with their data, plugin libraries, engines."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class ModelPart:
     """An ONNX file.
 
     Args:
-        file: the file; its sidecar and data lie beside it.
-        inputs: what it takes.
-        outputs: what it returns.
-        data: the files beside it that hold weights.
-        sidecar: its facts, or None where it has none.
+        file: the file; its sidecar and data are in the same folder.
+        inputs: its inputs.
+        outputs: its outputs.
+        data: its files of external weights.
+        sidecar: its sidecar, or None if it has none.
         dtype: "fp32", "fp16" or "bf16", which chooses the tolerance.
     """
 
@@ -61,7 +61,7 @@ class ModelPart:
 
     @property
     def step(self) -> StepFacts | None:
-        """How a step file is called; None for a file that takes whole sequences."""
+        """How a step file is called; None for a file that needs whole sequences."""
         return self.sidecar.step if self.sidecar else None
 
 
@@ -89,14 +89,14 @@ class PluginPart:
 
 @dataclass(frozen=True)
 class EnginePart:
-    """An engine with its facts."""
+    """An engine with its sidecar."""
 
     path: Path
     facts: EngineFacts
 
     @property
     def plugin_digest(self) -> str:
-        """SHA-256 of the plugin library that it needs; "" where it needs none."""
+        """SHA-256 of the plugin library that it needs; "" if it needs none."""
         plugin = self.facts.plugin
         return plugin.sha256 if plugin and plugin.kind == "library" else ""
 
@@ -105,7 +105,7 @@ def read_model_part(path: Path) -> ModelPart:
     """Read an ONNX file that is complete and whose sidecar was written for it.
 
     Raises:
-        UsageError: no ONNX model, its data is missing or lies elsewhere, or a sidecar that is broken.
+        UsageError: it is not an ONNX model, its data is missing or in another folder, or its sidecar is broken.
         CheckFailed: the file was altered after its sidecar was written.
     """
     from ...onnx_graph.facts import inspect_onnx
@@ -144,8 +144,8 @@ def read_plugin_part(path: Path) -> PluginPart:
     """Read a library for Linux on x86-64 or aarch64: TensorRT plugins, or onnxruntime's kernels for the CPU.
 
     Raises:
-        UsageError: no such file, or no shared library for a known processor.
-        CheckFailed: it was altered after its facts were written.
+        UsageError: it does not exist, or is not a shared library for a known processor.
+        CheckFailed: it was changed after its sidecar was written.
     """
     import json
 
@@ -172,8 +172,8 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
     """Read an engine that was built from `model` and whose plugin library is in the bundle.
 
     Raises:
-        UsageError: no facts beside it, it is of another model, or its plugin library is not given.
-        CheckFailed: it was altered after it was built.
+        UsageError: it has no sidecar, belongs to another model, or its plugin library is not given.
+        CheckFailed: it was changed after it was built.
     """
     from ...core.documents.engine_facts import read_engine_facts
 

@@ -1,4 +1,4 @@
-"""The README of a bundle: what is in it, and the commands to type on the device."""
+"""Write the README of a bundle: its contents, and the commands to type on the device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _code(*lines: str, language: str = "sh") -> str:
 
 
 def quote(word: str) -> str:
-    """Quote a word for a shell, in a line of code; what cannot be seen is spelled out, and the word is another then."""
+    """Quote a word for a shell in a line of code; invisible characters are escaped, which changes the word."""
     return quoted(spelled(word))
 
 

@@ -1,4 +1,4 @@
-"""Lay a bundle's models out as a model repository for Triton, which uses the bundle's own files without copies."""
+"""Write a model repository for Triton that uses the bundle's own files without copies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .triton import (
 if TYPE_CHECKING:
     from ...core.documents.step_facts import StepFacts
 
-# A file in the place of Python's folder: a server that imports the model writes nothing into the bundle, and reads
+# A file instead of Python's cache folder: a server that imports the model writes nothing into the bundle, and reads
 # nothing that another put there.
 _NO_BYTECODE = b"This file keeps Python from writing bytecode into the bundle.\n"
 _STREAM = Path(__file__).parent / "serving" / "stream_model.py"
@@ -125,7 +125,7 @@ class Repository:
         return tuple(sorted(common))
 
     def _prove_rows(self, samples: Sequence[Sample]) -> None:
-        """Find out whether requests may be joined, and note why not."""
+        """Find out whether requests may be joined; note the reason if not."""
         part, rows, batched = self._part, 1, False
         first = next((sample.inputs for sample in samples), {})
         if open_batch(part.inputs, part.outputs):
@@ -135,7 +135,7 @@ class Repository:
                 examples = example_inputs(session, part, samples)
                 record = check_rows(session.run, examples, part.dtype, spans_the_batch(part.file.model))
                 batched, why = record.status == "passed", record.detail
-            except LocalAttnError as error:  # a file that does not run here is served as it is
+            except LocalAttnError as error:  # a file that does not run on this machine is served unchanged
                 why = error.what
             if not batched:
                 self.notes.append(f"Triton does not join requests to {self._name}: no proof of {ROWS}. {why}.")
@@ -180,7 +180,7 @@ class Repository:
         )
 
     def _rows_of_step(self, step: StepFacts, data: Sequence[TensorSpec], samples: Sequence[Sample]) -> int:
-        """Return how many sequences one call takes, a row each; 0 where axis 0 is not proven to count them."""
+        """Return how many sequences a call takes, one per row; 0 if axis 0 is not proven to count them."""
         batch = data[0].shape[0]
         shapes = [spec.shape for spec in data] + [tuple(cache.shape) for cache in step.caches]
         if step.sequence_axis == 0 or not isinstance(batch, int) or any(shape[:1] != (batch,) for shape in shapes):

@@ -1,4 +1,4 @@
-"""`localattn bundle verify --server`: send a bundle's samples to a server, and compare what it answers.
+"""`localattn bundle verify --server`: send a bundle's samples to a server, and compare its answers.
 
 A model that takes what the file takes gets the samples as they are. One that keeps the caches of a step file itself
 gets the stream that the samples were drawn from, as one sequence: token by token, or in larger pieces where it takes
@@ -104,7 +104,7 @@ class _Served:
             CheckFailed: no model of the bundle takes what the server's model takes.
         """
         models = [model for model in self._manifest["models"] if model["kind"] == "onnx"]
-        # A server that lists no inputs is believed to serve the first model.
+        # A server that lists no inputs is assumed to serve the first model.
         direct = [model for model in models if self._takes(model)] if self._shapes else models[:1]
         if direct:
             yield from self._directly(direct[0])
@@ -209,7 +209,7 @@ class _Served:
     def _sent(
         self, stream: Arrays, step: StepFacts, pieces: Sequence[tuple[int, int]], row: int | None, most: int
     ) -> dict[int, NDArray[Any] | str]:
-        """Send a stream; return the output by the position at which a piece starts, or what the server says.
+        """Send a stream; return the output by the start position of each piece, or the server's message.
 
         `most` is how many numbers a call of the file gives.
         """
@@ -239,7 +239,7 @@ class _Served:
                 yield row | {"passed": False, "why": "the model has no such output"}
                 continue
             array = actual[name]
-            if not wanted.ndim and array.shape == (1,):  # no server hands out a scalar
+            if not wanted.ndim and array.shape == (1,):  # servers do not return scalars
                 array = array.reshape(())
             yield row | compare(array, wanted, model["tolerance"])
 
@@ -251,7 +251,7 @@ class _Served:
 
 
 def _first(stream: Arrays, step: StepFacts, path: str) -> NDArray[Any]:
-    """Return the tokens of a sequence, beside which its other arrays lie.
+    """Return the tokens of a sequence; its other arrays are in the same file.
 
     Raises:
         CheckFailed: they are not there, or the arrays do not fit each other.
@@ -270,14 +270,14 @@ def _first(stream: Arrays, step: StepFacts, path: str) -> NDArray[Any]:
 
 
 def _pieces(length: int, chunk: int, positions: Mapping[int, object], *, many: bool) -> list[tuple[int, int]]:
-    """Cut a stream into requests: calls of the file, or where many positions fit all between two samples at once."""
+    """Cut a stream into requests: one per call of the file, or all positions between two samples if they fit."""
     cuts = set(range(0, length, chunk)) if not many else {0, *positions, *(place + chunk for place in positions)}
     places = sorted(place for place in cuts if place < length)
     return list(zip(places, [*places[1:], length], strict=True))
 
 
 def _sizes(shape: object) -> list[int]:
-    """Return a shape that a server states, also with its sizes as texts; none where it states no such thing."""
+    """Return a shape that a server states, also with sizes as texts; none if it states no valid shape."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return [int(size) for size in shape] if isinstance(shape, list) else []
     return []

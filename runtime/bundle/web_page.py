@@ -1,4 +1,4 @@
-"""A web page on which a step file generates text: check the model, and write files for any static web server.
+"""Write a web page on which a step file generates text, for any static web server; check the model first.
 
 The page's own files are in the folder `web` beside this module; onnxruntime-web comes from a folder of the user.
 """
@@ -34,7 +34,7 @@ def read_web_version(folder: Path) -> str:
     """Return the version of onnxruntime-web in the folder of its npm package.
 
     Raises:
-        UsageError: it is no such folder, or lacks a file that the page needs.
+        UsageError: it is another folder, or lacks a file that the page needs.
     """
     try:
         package = json.loads(read_plain(folder / "package.json", MAX_BYTES))
@@ -55,7 +55,7 @@ def check_web_model(model: ModelPart) -> None:
     """Refuse a model that the page cannot run.
 
     Raises:
-        UsageError: it is no step file of one sequence of tokens, or bf16.
+        UsageError: it is not a step file of one sequence of tokens, or it is bf16.
     """
     path = model.path
     if model.sidecar is None:
@@ -99,7 +99,7 @@ def write_page(files: BundleFiles, runtime: Path, version: str, models: Sequence
         paths.append(f"onnxruntime-web/{name}")
     names = sorted({path.name for model in models for path in model.files})
     written = [f"{HOME}/{path}" for path in paths] + [f"{MODELS}/{name}" for name in names]
-    digests = {path: files.digest(path) for path in written}  # by which a browser's copy is of one bundle alone
+    digests = {path: files.digest(path) for path in written}  # so that a browser's copy belongs to one bundle only
     paths += sorted(map(_address, names))
     step, *prefill = (_address(model.path.name) for model in models)
     assert models[0].step is not None

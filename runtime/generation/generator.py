@@ -28,7 +28,7 @@ from .sampling import Sampling, Tokens
 from .step_session import StepSession, open_step
 from .stop_strings import StopStrings
 
-# The value for a row that has ended; no token has this number.
+# The value for a row that has ended; it is not a valid token.
 ENDED = -1
 
 
@@ -96,7 +96,7 @@ class Generator:
         return self._logits
 
     def reset(self) -> None:
-        """Forget all tokens and return to position 0."""
+        """Drop all tokens and return to position 0."""
         self.session.reset()
         self._logits = None
 
@@ -134,7 +134,7 @@ class Generator:
         return output[:, -1]
 
     def _hiding(self, tokens: NDArray[Any], mask: ArrayLike | None) -> dict[str, NDArray[Any]]:
-        """Return the mask of tokens `[B, T]` by the name of its input; empty if the file takes none."""
+        """Return the mask of tokens `[B, T]` by the name of its input; empty if the file has no mask."""
         if mask is not None and (self._mask is None or np.shape(mask) != tokens.shape):
             why = (
                 f"The mask needs the shape {list(tokens.shape)}."
@@ -178,12 +178,12 @@ class Generator:
         return self.session.advance({self._input: column, **self._kept}, checked=True, shared=True)[:, -1]
 
     def begin(self, ids: ArrayLike, mask: ArrayLike | None = None) -> None:
-        """Begin a text with a prompt, as `reset` and `prefill` do; `logits` are those of the session's buffer."""
+        """Begin a text with a prompt, as `reset` and `prefill` do; `logits` are in the session's buffer."""
         self.reset()
         self._logits = self._consumed(ids, mask)
 
     def go_on(self, ids: ArrayLike) -> None:
-        """Go on with a token, as `step` does; `logits` are those of the session's buffer."""
+        """Continue with a token, as `step` does; `logits` are in the session's buffer."""
         self._logits = self._stepped(ids)
 
     def room(self, prompt_length: int) -> int | None:
@@ -225,7 +225,7 @@ class Generator:
             seed: of the draws; the same seed gives the same tokens.
             stop: a sequence ends with the first of these tokens, which is still yielded.
             stop_strings: a sequence ends with the token in which one of these strings ends.
-            max_time: all sequences end with the first token after so many seconds from this call on.
+            max_time: all sequences end with the first token after this many seconds.
             first_row: number of the first sequence; row `r` draws from the seed's stream `first_row + r`.
             mask: of the prompt, as for `prefill`.
             others: further arguments of `Sampling`: `min_p`, `no_repeat_ngram_size`, `bad_words_ids` and so on.
@@ -266,13 +266,13 @@ class Generator:
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends a sequence.
+    """The conditions that end a sequence.
 
     Args:
         count: the most tokens; None for any number.
         stop: tokens that end it.
         strings: strings that end it.
-        deadline: of `time.monotonic`; None for none.
+        deadline: of `time.monotonic`; None: no deadline.
     """
 
     count: int | None
@@ -282,7 +282,7 @@ class Ends:
 
 
 class TokenStream(Iterator[Tokens]):
-    """The tokens after a prompt: each is the next token of every sequence, `[B]`, and `ENDED` for those that ended.
+    """Iterate over the tokens after a prompt: each item is `[B]`, with `ENDED` for sequences that ended.
 
     Args:
         generator: has consumed the prompt.

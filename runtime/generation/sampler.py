@@ -15,13 +15,13 @@ from .sampling import Sampling, Tokens, check_finite
 
 
 class Sampler:
-    """Chooses a token for every row of a batch, each row from a random stream of its own.
+    """Choose a token for every row of a batch, each row from its own random stream.
 
     Args:
         sampling: how to choose.
         seed: ≥ 0; the same seed and logits give the same tokens.
         rows: numbers of the rows. Row `r` draws from the `r`-th stream of the seed (`numpy.random.PCG64`), so that
-            what it draws does not depend on the rows beside it.
+            its tokens do not depend on the other rows.
         stop: tokens that end a text.
         max_tokens: most tokens after the prompt; None for any number.
     """

@@ -1,4 +1,4 @@
-"""Know step files by their sidecars, and check that file, prefill file and sidecars agree, for every engine."""
+"""Read step files' sidecars, and check that file, prefill file and sidecars agree."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
     from ...core.documents.step_facts import StepFacts
 
-# The prefill file of a step file, read where it is an ONNX file, and its facts.
+# The prefill file of a step file, already read if it is an ONNX file, and its sidecar's entries.
 Prefill: TypeAlias = "tuple[Path | OnnxFile, StepFacts]"
 
 HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
-# By suffix: the commands that make a step file, and why it needs its sidecar, whose name is `{}`.
+# By suffix: how to make a step file, and why it needs its sidecar, whose name is `{}`.
 STEP_FILES = {
     ".onnx": (
         HOW_TO_EXPORT,
@@ -38,19 +38,19 @@ STEP_FILES = {
 
 
 class Described(Protocol):
-    """An open file, or the facts of one: anything that lists its inputs and outputs."""
+    """An open file, or a sidecar: anything that lists inputs and outputs."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """In the file's order."""
+        """The tensors in the file's order."""
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """In the file's order."""
+        """The tensors in the file's order."""
 
 
 def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPORT) -> StepFacts:
-    """Return the sidecar's facts about stepping.
+    """Return the sidecar's entries for step files.
 
     Args:
         sidecar: of any model.
@@ -58,7 +58,7 @@ def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPOR
         how: the commands that make a step file, for the error.
 
     Raises:
-        UsageError: there are none; the file takes whole sequences.
+        UsageError: there are none, because the file needs whole sequences.
     """
     if sidecar.step is None:
         checkpoint = sidecar.checkpoint_name or "CHECKPOINT"
@@ -71,7 +71,7 @@ def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPOR
 
 
 def other_tensors(file: Described, facts: StepFacts) -> tuple[list[TensorSpec], TensorSpec]:
-    """Return the inputs other than position and caches, and the output that is no cache."""
+    """Return the inputs other than position and caches, and the output that is not a cache."""
     output = next(spec for spec in file.outputs if spec.name == facts.logits_output)
     return data_inputs(file, facts), output
 
@@ -129,7 +129,7 @@ def prefill_path(path: Path, facts: StepFacts) -> Path | None:
 
 
 def find_prefill(path: Path, sidecar: Sidecar) -> Prefill | None:
-    """Find path and facts of the prefill file of a step file, or of its engine; None if it is not there.
+    """Find the prefill file of a step file, or of its engine, and its sidecar's entries; None if it is missing.
 
     Args:
         path: the step file, or the engine built from it.
@@ -137,7 +137,7 @@ def find_prefill(path: Path, sidecar: Sidecar) -> Prefill | None:
 
     Raises:
         UsageError: it belongs to another model.
-        CheckFailed: it was altered after its facts were written.
+        CheckFailed: it was changed after its sidecar was written.
     """
     from ...core.documents.engine_facts import read_model_facts
 

@@ -1,6 +1,6 @@
-"""Run a causal model piece by piece: the state of a session between calls, for every engine.
+"""Run a causal model call by call, and keep its state between calls, for every engine.
 
-A step file takes the next position of every sequence and the caches of all positions before; the prefill file beside
+A step file takes the next position of every sequence and the caches of all positions before; the prefill file in its
 it takes a chunk of positions at once. `open_step` chooses the backend by the file's suffix. A backend is a class of
 `StepSession`, which `runtime.session.Backend` names.
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 # An additive bias is the same at every call (`core/nodes/attention.py`): it has no axis of positions.
 _WHOLE = ("attn_bias",)
-# A chunk takes less time than this share of its positions one by one; the rest of a prompt that is shorter goes so.
+# A chunk is faster than single calls for more than this share of its positions; a shorter rest of a prompt uses single
+# calls.
 _WORTH_A_CHUNK = 16
 
 _Execute = Callable[[Mapping[str, NDArray[Any]], int], NDArray[Any]]
@@ -53,9 +54,9 @@ def open_session(
     *,
     prefill: bool = True,
 ) -> StepSession:
-    """Open the session of a step file whose facts were read; raises what `open_step` raises.
+    """Open the session of a step file whose sidecar was read; errors as of `open_step`.
 
-    Without `prefill` the file beside it is not looked for.
+    Without `prefill`, no prefill file is looked for.
     """
     backend, precision = choose_runtime(Path(file).suffix.lower(), runtime)
     backend.require()
@@ -71,11 +72,11 @@ class StepSession(ABC):
     Args:
         facts: of the step file.
         inputs: what one call of the step file takes, except its position and caches.
-        output: what it returns, except its caches.
-        chunks: how many positions one call can consume, ascending: those of the step file and of the prefill file.
+        output: its output other than the caches.
+        chunks: how many positions one call can consume, ascending, with the step file and with the prefill file.
 
     Attributes:
-        early_start: calls may begin before position 0, if the facts say so too.
+        early_start: calls may begin before position 0, if the sidecar allows it too.
         backend: name of the engine, as in `runtime.session.BACKENDS`.
         provider: what really runs ("cpu", "cuda", …).
         sidecar: of the step file, where there is one.
@@ -101,13 +102,13 @@ class StepSession(ABC):
         self.position = self.texts = 0
         self._lock = threading.RLock()
         self._owner: threading.Thread | None = None
-        # Threads whose text another one ended: they begin anew first, also when that one is over.
+        # Threads whose text another thread ended: they must start again, even after that thread is done.
         self._ousted: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._specs = {chunk: [self.resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
 
     @property
     def max_positions(self) -> int | None:
-        """The number of positions; None for an older file, which runs without end."""
+        """The number of positions; None for an older file, which has no limit."""
         return self.facts.max_positions
 
     def use_cuda_graph(self) -> None:
@@ -121,7 +122,7 @@ class StepSession(ABC):
         )
 
     def prepare(self) -> None:
-        """Open now what the first prompt would open: the prefill file, where it is opened late.
+        """Open the prefill file now, if it would otherwise be opened at the first prompt.
 
         Another thread may do so meanwhile; the session may be used, and waits where it needs that file.
 
@@ -138,13 +139,13 @@ class StepSession(ABC):
             self._clear()
 
     def take_over(self) -> None:
-        """Go on in this thread with the text that another one began, once no call is running."""
+        """Continue in this thread the text of another thread, when no call is running."""
         with self.taken_over():
             pass
 
     @contextmanager
     def taken_over(self) -> Iterator[None]:
-        """Take the text over as `take_over` does, and let no other thread call within."""
+        """Take the text over as `take_over` does, and block other threads' calls inside."""
         with self._lock:
             me, before = threading.current_thread(), self._owner
             if before is not None and before is not me:
@@ -155,12 +156,12 @@ class StepSession(ABC):
 
     @contextmanager
     def own_text(self) -> Iterator[None]:
-        """Let this thread call, and no other one within.
+        """Let only this thread call inside.
 
         Raises:
             UsageError: the text belongs to another one, which still runs, or which took this one's place.
         """
-        self._check_owner()  # before the lock: nobody waits only to be refused
+        self._check_owner()  # before the lock, so that no thread waits only to be refused
         with self._lock:
             self._check_owner()
             self._owner = threading.current_thread()
@@ -241,7 +242,7 @@ class StepSession(ABC):
     def _pieces(
         self, inputs: Mapping[str, NDArray[Any]], largest: int | None, smallest_last: int
     ) -> list[tuple[Mapping[str, NDArray[Any]], int]]:
-        """Cut inputs into calls: the inputs of each, and how many positions before 0 fill it up."""
+        """Cut inputs into calls: the inputs of each, and how many positions before 0 pad it."""
         length, axis = self._positions(inputs), self.facts.sequence_axis
         if length == 0:
             raise UsageError("There are no tokens to consume.", why="The inputs have no positions.")
@@ -270,7 +271,7 @@ class StepSession(ABC):
     def _call(
         self, execute: _Execute, inputs: Mapping[str, NDArray[Any]], filled: int = 0, *, checked: bool = False
     ) -> NDArray[Any]:
-        """Consume the positions of one call, of which the first `filled` lie before 0; return the others' output."""
+        """Consume the positions of one call, the first `filled` of which are before 0; return the others' output."""
         chunk = self._positions(inputs)
         if not checked:
             inputs = check_inputs(self._specs.get(chunk, self.inputs), inputs)
@@ -285,7 +286,7 @@ class StepSession(ABC):
         return output[:, filled:] if filled else output
 
     def _positions(self, inputs: Mapping[str, NDArray[Any]]) -> int:
-        """Return how many positions these inputs hold; inputs that do not fit at all are left to `check_inputs`."""
+        """Return how many positions these inputs have; `check_inputs` refuses inputs that do not fit."""
         first = inputs.get(self.inputs[0].name)
         axis = self.facts.sequence_axis
         if not isinstance(first, np.ndarray) or first.ndim <= axis:
@@ -318,7 +319,7 @@ class StepSession(ABC):
         """Run the file for this chunk on inputs that fit, at `self.position`, and update the caches."""
 
     def _skip(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
-        """Do as `_execute` where nobody looks at the output: what is returned may have any value."""
+        """Do as `_execute` if the output is not needed: it may have any value."""
         return self._execute(inputs, chunk)
 
 
@@ -328,7 +329,7 @@ class FileStep(StepSession):
     Args:
         path: the step file, or the engine built from it.
         sidecar: of the step file.
-        prefill: file and facts of the prefill file, opened when first needed; None without one.
+        prefill: the prefill file and its sidecar's entries, opened when first needed; None without one.
         inputs: as of `StepSession`.
         output: the same.
     """

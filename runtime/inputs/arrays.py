@@ -1,4 +1,4 @@
-"""Inputs and outputs as `.npz` files, and random inputs.
+"""Read and write inputs and outputs as `.npz` files, and draw random inputs.
 
 An `.npy` header can claim any shape, so each claim is compared with the bytes that the archive holds for it before
 anything is allocated. No array is ever unpickled.
@@ -34,7 +34,7 @@ from ...core.tensors import INTEGER_MASKS, POSITION_IDS, UNNAMED_DIMENSION, Tens
 _MEMBER_SUFFIX = ".npy"
 # Headers of plain arrays have some hundred bytes; numpy refuses to parse more than 10,000.
 _MAX_HEADER = 10_000
-# Deflate cannot compress better than this; a header that claims more is wrong.
+# Deflate cannot compress better than this; a header that states more is wrong.
 _MAX_DEFLATE_RATIO = 1032
 # Compressed arrays may expand to 256 MiB, or to 20 times the file if that is more: a model's numbers compress less.
 LARGEST_INFLATED = 256 << 20
@@ -78,7 +78,7 @@ def _as_usage_error(path: Path) -> Iterator[None]:
         zlib.error,
         struct.error,
         EOFError,
-        KeyError,  # zipfile: a member that the directory lists and the file lacks
+        KeyError,  # zipfile: a member that the directory lists but the file lacks
         MemoryError,
         OverflowError,
         RuntimeError,  # zipfile: an encrypted member, or a feature it lacks
@@ -92,7 +92,7 @@ def _as_usage_error(path: Path) -> Iterator[None]:
 
 
 def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Compare what the header claims with the bytes that are there, without allocating either."""
+    """Compare the header's size with the bytes in the file, without allocating memory."""
     name = member.filename
     if not name.endswith(_MEMBER_SUFFIX):
         raise ValueError(f"{name!r} is not an array")
@@ -288,7 +288,7 @@ def _tokens(
 def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     mask = np.asarray(generator.random(shape) < 0.8)
     if mask.size:
-        # With no key left to attend to, a row's result has no meaning.
+        # Without any kept key, a row's result has no meaning.
         rows = mask.reshape(shape[0] if len(shape) > 1 else 1, -1)
         rows[~rows.any(axis=1), 0] = True
         mask = rows.reshape(shape)
@@ -296,7 +296,7 @@ def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.
 
 
 def padding_mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Draw a mask that keeps the first tokens of each row, one at least."""
+    """Draw a mask that keeps the first tokens of each row, at least one."""
     length = shape[-1] if shape else 1
     kept = generator.integers(min(1, length), length + 1, (*shape[:-1], 1))
     return np.broadcast_to(np.arange(length) < kept, shape)

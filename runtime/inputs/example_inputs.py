@@ -51,7 +51,7 @@ def draw_call(
         specs: what the file takes.
         seed: see `runtime.inputs.arrays.random_inputs`.
         facts: its sidecar, for the vocabulary and the caches; None without one.
-        sizes: of the dynamic axes, by name; None: those of its export, from the sidecar.
+        sizes: of the dynamic axes, by name; None: the sidecar's sizes of the export.
         token_limit: the vocabulary where the sidecar does not state it.
 
     Raises:
@@ -70,12 +70,12 @@ def check_call(inputs: Mapping[str, Any], facts: Sidecar | None, source: str = "
     """Refuse tokens outside the vocabulary, and a position that a step file does not have.
 
     Args:
-        inputs: arrays; those of integers are tokens, except the position of a step file.
+        inputs: arrays; integers are tokens, except the position of a step file.
         facts: the sidecar of the file; None checks nothing.
         source: where the inputs come from, for the error.
 
     Raises:
-        UsageError: a token is outside the vocabulary, or the model has no such position.
+        UsageError: a token is outside the vocabulary, or a position is out of range.
     """
     step = None if facts is None else facts.step
     tokens = dict(inputs)

@@ -26,7 +26,7 @@ class UntouchedModule(NamedTuple):
     Args:
         exact: in fp32.
         rounded: in the file's element type.
-        source: what it is, in words.
+        source: its description in words.
     """
 
     exact: Runner
@@ -35,7 +35,7 @@ class UntouchedModule(NamedTuple):
 
 
 class BaselineMeter:
-    """Gathers the error of an unmodified module over sets of inputs.
+    """Measure the error of an unmodified module over sets of inputs.
 
     Args:
         module: the module; its error as it was measured before; or a text that says why neither is there.
@@ -57,7 +57,7 @@ class BaselineMeter:
 
     @property
     def measures(self) -> bool:
-        """Whether there is a module to run, and nothing has shown yet that it is of no use."""
+        """Whether there is a module to run that was usable so far."""
         return isinstance(self._module, UntouchedModule) and not self.why_none
 
     def take(self, reference: Runner, inputs: Arrays, expected: Arrays) -> None:
@@ -75,7 +75,7 @@ class BaselineMeter:
             self.why_none = f"{self._module.source} does not run here ({type(error).__name__}: {first})"
             return
         fp32 = tolerance_for("fp32")
-        for name in (name for name in expected if name in exact):  # a module may return its first output alone
+        for name in (name for name in expected if name in exact):  # a module may return only its first output
             wanted = expected[name]
             counted = reference.counted(inputs, wanted.shape)
             with np.errstate(invalid="ignore"):
@@ -109,12 +109,12 @@ class BaselineMeter:
 
 
 def beside(tolerance: Tolerance, baseline: Baseline | None) -> Tolerance:
-    """Return the tolerance with the baseline added, where the tolerance uses one."""
+    """Return the tolerance with the baseline added, if the tolerance uses one."""
     return replace(tolerance, baseline=baseline) if tolerance.takes_baseline else tolerance
 
 
 def both_errors(comparison: Comparison, baseline: Baseline) -> str:
-    """Describe a file's error over all inputs beside the unmodified module's, in words."""
+    """Describe in words a file's error over all inputs and the unmodified module's."""
     parts = []
     for what, own, modules, factor in (
         ("rms", comparison.relative_rms, baseline.relative_rms, BASELINE_FACTOR),

@@ -53,7 +53,7 @@ class Comparison(Figures):
 
     @property
     def _uses(self) -> list[Distribution | Pooled]:
-        """What is known of the model's use."""
+        """The figures about the model's use."""
         return [part for part in (self.distribution, self.pooled) if part is not None]
 
     @property
@@ -83,9 +83,11 @@ class Comparison(Figures):
         )
 
     def nothing_proven(self, tolerance: Tolerance) -> str:
-        """Return why the comparison proves nothing even where it meets this tolerance; "" where it proves something."""
+        """Return why the comparison proves nothing even if it meets this tolerance; "" if it proves something."""
         bounds = [bound for bound in (tolerance.cosine, tolerance.agreement) if bound is not None]
-        bounds += [] if tolerance.relative_rms is None else [1 - tolerance.relative_rms]  # that of zeros is 1
+        bounds += (
+            [] if tolerance.relative_rms is None else [1 - tolerance.relative_rms]
+        )  # the relative error of zeros is 1
         return proves_nothing(self, tolerance.atol, tolerance.rtol, max(bounds, default=None))
 
     def excess(self, tolerance: Tolerance) -> float:
@@ -93,7 +95,7 @@ class Comparison(Figures):
         return excess(self.frontier, tolerance.atol or 0.0, tolerance.rtol or 0.0)
 
     def severity(self, tolerance: Tolerance) -> tuple[bool, float]:
-        """Return what puts comparisons in order, the worst last: those with NaN or Inf, then by their excess."""
+        """Return a sort key for comparisons, worst last: NaN or Inf, then the excess over the tolerance."""
         return self.not_finite + self.expected_not_finite > 0, self.excess(tolerance)
 
     def figures(self) -> dict[str, float | int | str]:
@@ -173,7 +175,7 @@ def compare_arrays(
 
 
 def largest_error(comparisons: Sequence[Comparison]) -> str:
-    """Describe the largest error, and how many NaN and Inf there are: the errors do not count them."""
+    """Describe the largest error, and the number of NaN and Inf, which the errors do not include."""
     text = f"max error {max(comparison.max_abs for comparison in comparisons):.1e}"
     found = sum(comparison.not_finite for comparison in comparisons)
     expected = sum(comparison.expected_not_finite for comparison in comparisons)
@@ -182,7 +184,7 @@ def largest_error(comparisons: Sequence[Comparison]) -> str:
 
 
 def unproven_outputs(outputs: Iterable[Comparison], tolerance: Tolerance) -> tuple[bool, str]:
-    """Say which outputs a comparison proves nothing about, although they are within the tolerance.
+    """Name the outputs that are within the tolerance but for which the comparison proves nothing.
 
     Args:
         outputs: one comparison for each output, over all sets of inputs.
@@ -243,7 +245,7 @@ def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Compariso
 
 
 def _elements_that_count(name: str, shape: tuple[int, ...], rows: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-    """Widen `rows` to one flag an element, flat (a view where numpy can give one)."""
+    """Widen `rows` to one flag per element, flat (a view if possible)."""
     if rows is None:
         return None
     rows = np.asarray(rows)

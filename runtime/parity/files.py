@@ -37,7 +37,7 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
 
     Raises:
         UsageError: a file that cannot be read, two that do not take the same inputs, options of a checkpoint.
-        CheckFailed: an output is missing or has another shape than the reference's, or facts were altered.
+        CheckFailed: an output is missing or has another shape than the reference's, or a sidecar was changed.
         MissingDependency: an engine library, or the provider asked for, is not there.
     """
     if request.config is not None or request.causal is not None:
@@ -70,7 +70,7 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
 
 
 def _recorded_baseline(precision: str, *runners: FileRunner) -> Baseline | str:
-    """Return the unmodified module's error as the export of one of these files measured it, or why it is not known."""
+    """Return the unmodified module's error, as measured at the export of one of these files, or why it is unknown."""
     for runner in runners:
         checks = [] if runner.sidecar is None else runner.sidecar.checks
         found = next((check.baseline for check in checks if check.baseline is not None), None)
@@ -87,11 +87,11 @@ def _unproven_arguments(*runners: FileRunner) -> list[str]:
 
 
 def run_golden_parity(request: ParityRequest, progress: Callable[[str], None] = lambda _: None) -> ParityReport:
-    """Compare a file with golden outputs alone, without a checkpoint or another file.
+    """Compare a file only with golden outputs, without a checkpoint or another file.
 
     Raises:
         UsageError: a file that cannot be read, golden outputs that do not fit it, options of other references.
-        CheckFailed: an output has another shape than the golden one, or facts were altered.
+        CheckFailed: an output has another shape than the golden one, or a sidecar was changed.
         MissingDependency: an engine library, or the provider asked for, is not there.
     """
     options = {"config": request.config, "causal": request.causal, "inputs": request.inputs, "seq_len": request.lengths}
@@ -126,7 +126,7 @@ def check_built_engine(engine: Path, model: Path, library: Path | None = None, p
     The file is run by onnxruntime on the CPU, from its functions.
 
     Args:
-        engine: the engine, its facts beside it.
+        engine: the engine, with its sidecar in the same folder.
         model: the ONNX file.
         library: the plugin library that the engine was built with.
         provider: where the engine runs, "cuda:1" for GPU 1.

@@ -1,4 +1,4 @@
-"""Golden outputs: a file with inputs, and with the outputs that the user's own model computed from them.
+"""Read golden outputs: a file with inputs, and the outputs of the user's own model.
 
 An .npz holds one sample under the names of the exported file's inputs and outputs, or several as `0/tokens`,
 `0/logits`, `1/tokens`, … `localattn.record` writes it, and so does `numpy.savez`.
@@ -31,7 +31,7 @@ Limits = Callable[[str, int], tuple[int, int | None]]
 
 
 class GoldenSample(NamedTuple):
-    """One set of inputs in the types of the file, the outputs that belong to it, and what reports call it."""
+    """A set of inputs in the file's types, its outputs, and its name in reports."""
 
     name: str
     inputs: Arrays
@@ -111,10 +111,10 @@ class Golden:
             yield GoldenSample(name, ready, {key: sample[key] for key in outputs})
 
     def too_short(self, windows: Sequence[WindowGeometry]) -> str:
-        """Return why the samples do not show how long the windows are; "" where they do, or where there are none.
+        """Return why the samples do not show the length of the windows; "" if they do, or if there are no windows.
 
-        A query sees at most the keys of its own window and of those around it. Where a sequence has no more, every
-        longer window gives the same outputs. Layers that see all keys have no end to be shown.
+        A query sees at most the keys of its own window and of those around it. If a sequence has no more, every
+        longer window gives the same outputs. Layers that see all keys have no such end.
         """
         keys = max((window.keys_per_window for window in windows if not window.sees_all), default=0)
         longest = max((_positions(x) for sample in self.samples for x in sample.values()), default=0)
@@ -124,7 +124,7 @@ class Golden:
 
     @property
     def precision(self) -> str | None:
-        """ "fp16" where an array was recorded as float16, which chooses the tolerance of finer files; else None."""
+        """ "fp16" if an array was recorded as float16, which sets the tolerance of finer files; else None."""
         half = any(x.dtype == np.float16 for sample in self.samples for x in sample.values())
         return "fp16" if half else None
 
@@ -145,7 +145,7 @@ class GoldenRunner(Runner):
 
 
 def key_mask(inputs: Arrays) -> NDArray[np.bool_] | None:
-    """Return the input that says which tokens are kept, `[B, N]`; None without one."""
+    """Return the mask input that keeps tokens, `[B, N]`; None without one."""
     found = next((inputs[name] for name in ("mask", *sorted(INTEGER_MASKS)) if name in inputs), None)
     return None if found is None else found != 0
 
@@ -167,14 +167,14 @@ def kept_rows(mask: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.b
 
 
 def _positions(array: NDArray[Any]) -> int:
-    """Return how many positions an array holds: `[…, N, D]`, or of tokens and masks `[B, N]`; 0 for any other."""
+    """Return an array's number of positions: `[…, N, D]`, or `[B, N]` of tokens and masks; 0 for any other."""
     if array.ndim > 2:
         return int(array.shape[-2])
     return int(array.shape[1]) if array.ndim == 2 and array.dtype.kind in "biu" else 0
 
 
 def _check_numbers(path: Path, name: str, array: NDArray[Any]) -> None:
-    """Refuse values that no result can equal.
+    """Refuse NaN, which no result can equal.
 
     Raises:
         UsageError: NaN, or complex numbers.
@@ -192,7 +192,7 @@ def _check_numbers(path: Path, name: str, array: NDArray[Any]) -> None:
 
 
 def _check_limits(inputs: Sequence[TensorSpec], arrays: Arrays, limits: Limits) -> None:
-    """Refuse sizes of dynamic axes that the file does not take.
+    """Refuse sizes of dynamic axes that the file does not accept.
 
     Raises:
         UsageError: one is too small or too large.

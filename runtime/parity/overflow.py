@@ -65,7 +65,7 @@ def describe(found: Sequence[Beyond]) -> str:
 
 
 def range_record(sessions: Sequence[Session], where: str) -> CheckRecord | None:
-    """Return the result of watching fp16; None where no session watched it.
+    """Return the result of watching fp16; None if no session watched it.
 
     Args:
         sessions: of the file.
@@ -90,7 +90,7 @@ def refuse_overflow(sessions: Sequence[Session], path: Path, inputs: str, more: 
     Args:
         sessions: of the file.
         path: the file.
-        inputs: what it was run on last.
+        inputs: the inputs of the last run.
         more: all values beyond fp16 on the same inputs, where they were measured without rounding: a NaN hides others.
 
     Raises:

@@ -11,7 +11,7 @@ from ....core.errors import UsageError
 from ..paths import INPUT
 from ..terminal.help import Hint
 
-# How an existing file is run.
+# Values of --plugin for running an existing file.
 PluginUse = Literal["auto", "none"]
 
 # Inference libraries that engines are built for; libraries of kernels are made for onnxruntime too.

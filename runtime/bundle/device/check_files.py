@@ -1,4 +1,4 @@
-"""Read the manifest of a bundle and check its files against it; needs the standard library alone.
+"""Read the manifest of a bundle and check its files against it; needs only the standard library.
 
 Nothing of a bundle is loaded before these checks: first the paths, then the set of files, their sizes and SHA-256.
 """
@@ -57,7 +57,7 @@ _SCHEMA = {
 _LARGEST = (1 << 63) - 1
 _KINDS = ("onnx", "engine")
 _HEX = re.compile("[0-9a-f]{64}")
-# Names that Windows reserves for devices, whatever follows their first dot.
+# Names that Windows reserves for devices, with any suffix.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
@@ -65,7 +65,7 @@ def parse_manifest(text: bytes) -> Report:
     """Parse a manifest, and check its types, paths and references.
 
     Raises:
-        Fault: it is no manifest, of another version, or it contradicts itself; the first problem is named.
+        Fault: it is not a manifest, has another version, or contradicts itself; the first problem is named.
     """
     try:
         manifest = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
@@ -83,7 +83,7 @@ def parse_manifest(text: bytes) -> Report:
 
 
 def read_expected(text: bytes, expected: str | None) -> tuple[Report, str]:
-    """Parse a manifest, which must have the SHA-256 `expected` where one is given; return it and its SHA-256.
+    """Parse a manifest, which must have the SHA-256 `expected` if given; return it and its SHA-256.
 
     Raises:
         Fault: it is another one, or as of `parse_manifest`.
@@ -122,7 +122,9 @@ def _check_types(value: Any, schema: Any, place: str) -> None:
         raise ValueError(f"{place} is a {type(value).__name__}")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{place} is not finite")
-    elif isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:  # Python's have any size, floats have not
+    elif (
+        isinstance(value, int) and not -_LARGEST <= value <= _LARGEST
+    ):  # Python's integers have any size, floats do not
         raise ValueError(f"{place} is beyond 64 bits")
 
 
@@ -204,7 +206,7 @@ def read_manifest(folder: Path) -> bytes:
     """Return the bytes of the manifest in `folder`.
 
     Raises:
-        Fault: there is none, it is a link, or it is too large to be one.
+        Fault: there is no manifest, or it is a link or too large.
     """
     path = folder / MANIFEST
     try:
@@ -220,7 +222,7 @@ def read_manifest(folder: Path) -> bytes:
 
 
 def check_folder(folder: Path, manifest: Report) -> None:
-    """Compare a folder with its manifest: the same files, plain ones, of the same size and SHA-256.
+    """Compare a folder with its manifest: the same regular files, with the same size and SHA-256.
 
     Raises:
         Fault: a link or special file (2); a file missing, added or altered (1).

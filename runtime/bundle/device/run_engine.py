@@ -1,4 +1,4 @@
-"""Run a TensorRT or TensorRT-RTX engine with nothing but its Python package, numpy and the CUDA driver.
+"""Run a TensorRT or TensorRT-RTX engine with only its Python package, numpy and the CUDA driver.
 
 The driver is called first, through ctypes: deserialising without one can end the process. Versions and the GPU are
 compared with the manifest before the engine is opened, and only files whose SHA-256 was checked are opened here.
@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# The import name of each backend, and how to get it.
+# The import name of each backend, and how to install it.
 MODULES = {
     "tensorrt": ("tensorrt", "JetPack and NVIDIA's containers include it; else pip install tensorrt"),
     "tensorrt-rtx": ("tensorrt_rtx", "pip install tensorrt-rtx-cu13"),
@@ -31,7 +31,7 @@ class Refused(Exception):
 
 
 class Cuda:
-    """The CUDA driver functions that a run needs, on the first GPU.
+    """Call the CUDA driver functions that a run needs, on the first GPU.
 
     Raises:
         NotHere: no driver, or no GPU.

@@ -15,7 +15,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Files beside this script are not checked yet: no import may find them, and no stale bytecode may replace them.
+    # Other files in this folder are not checked yet: no import may find them, and no stale bytecode may replace them.
     _here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _here]  # noqa: PTH100
     sys.dont_write_bytecode = True
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 @cache
 def _beside(name: str) -> types.ModuleType:
-    """Load the script `name` beside this one from its source."""
+    """Load the script `name` in this folder from its source."""
     module = sys.modules[name] = types.ModuleType(name)  # dataclasses look up their module
     source = Path(__file__).with_name(f"{name}.py")
     exec(compile(source.read_bytes(), str(source), "exec"), module.__dict__)
@@ -60,7 +60,7 @@ Report = dict[str, Any]
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
-    """Read the arrays of an uncompressed `.npz`; a header that claims more than is there allocates nothing."""
+    """Read the arrays of an uncompressed `.npz`; allocate nothing for a header that states too much."""
     import numpy as np
     from numpy.lib import format as npy
 
@@ -102,11 +102,11 @@ _NO_KERNEL = "Could not find an implementation"  # onnxruntime's message for an 
 
 
 def _every(*parts: Sequence[str]) -> list[str]:
-    """List the names that are made of one word of each part, in every combination."""
+    """List all combinations of one word from each part."""
     return ["".join(words) for words in product(*parts)]
 
 
-# The operators of the libraries of kernels for the CPU. Without such a library a model uses its ONNX functions.
+# The operators of the CPU kernel libraries. Without such a library a model uses its ONNX functions.
 KERNELS = (
     *_every(["WindowedAttention"], ["", "Mask"], ["", "Bias"], ["", "Xpos"]),
     *_every(["GroupedWindowedAttention", "GlobalAttention"], ["", "Mask"], ["", "Softcap"], ["", "Sinks"]),
@@ -136,7 +136,7 @@ def load_library(folder: Path, manifest: Report, path: str) -> Report:
 
 
 def check_model(path: Path) -> None:
-    """Refuse an ONNX file that would keep onnxruntime busy forever, take all memory, or read files elsewhere.
+    """Refuse an ONNX file that would never end, use all memory, or read files in other folders.
 
     The package judges a file by the same rules when it opens one.
     """
@@ -190,7 +190,7 @@ def _onnxruntime() -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:2000]  # a long path may come before the reason
+    return " ".join(str(error).split())[:2000]  # a long path may precede the reason
 
 
 def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]:
@@ -226,7 +226,7 @@ def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]
 
 
 def _too_new(reason: str) -> str:
-    """Say what helps where onnxruntime refuses a file because it is too new."""
+    """Return advice if onnxruntime refuses a file because it is too new."""
     newest = re.search(r"max supported IR version: (\d+)|till opset (\d+)", reason)
     if newest is None:
         return "Update onnxruntime."
@@ -245,7 +245,7 @@ def _session(ort: Any, path: Path, name: str, threads: int | None, library: str 
         options.register_custom_ops_library(library)
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
-    options.log_severity_level = 4  # onnxruntime also raises what it would print
+    options.log_severity_level = 4  # onnxruntime also raises its messages
     ort.set_default_logger_severity(4)
     if threads is not None:
         options.intra_op_num_threads = threads
@@ -396,7 +396,7 @@ def run_bundle(
         for library in sorted(_without_kernels(rows))
     ]
     ran = {row["model"] for row in rows}
-    # A bundle may hold an engine for each kind of GPU, and one that runs is enough.
+    # A bundle may contain an engine for each kind of GPU; one that runs is enough.
     an_engine_ran = any(model["kind"] == "engine" and model["path"] in ran for model in wanted)
     codes = {entry["code"] for entry in not_run if not (an_engine_ran and _for_other_gpu(entry))}
     failed = ALTERED in codes or not all(row["passed"] for row in rows)
@@ -414,7 +414,7 @@ def run_bundle(
 
 
 def nothing_run(manifest: Report) -> Report:
-    """Return the report on intact files of which none was run."""
+    """Return the report for intact files without a run."""
     return {"passed": True, "code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
 
 
