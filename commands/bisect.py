@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..core.storage.mistaken import check_exists
+from ..core.storage.wrong_file import check_exists
 from ..reports.figures import figure
 from ..reports.table import Table, numbers, texts
 from .parts.console import print_notes, progress, say

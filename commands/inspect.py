@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import UsageError
-from ..core.storage.mistaken import check_exists
+from ..core.storage.wrong_file import check_exists
 from .parts.console import bytes_text, note, print_checks, print_signature, say, say_page, warn
 from .parts.flags import in_flags
 from .parts.options import EntryOption
@@ -94,7 +94,7 @@ def inspect(
 
 
 def _write_config(description: dict[str, Any], checkpoint: Path) -> None:
-    from ..exporter.checkpoint.traceless import placeholders, write_template
+    from ..exporter.checkpoint.hidden_arguments import placeholders, write_template
 
     if description["template"] is None:
         what, _, why = description["needed"].partition("\n")
@@ -233,7 +233,7 @@ def _short(value: object) -> str:
 
 def _print_template(description: dict[str, Any]) -> None:
     """Print a configuration to complete, where something is left to fill in."""
-    from ..exporter.checkpoint.traceless import placeholders, template_text
+    from ..exporter.checkpoint.hidden_arguments import placeholders, template_text
 
     if placeholders(description["template"]):
         say(f"Complete this and save it as {description['save_as']} (--write-config writes that file):")

@@ -270,7 +270,7 @@ def _needed_by(models: list[Path], fp32_products: Fp32Products) -> list[AnySpec]
     specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model, fp32_products)))
     if not specs:
         reasons = {why for model in models for why in without_kernel(model).values()}
-        why = ["These models have no attention node that a kernel can compute", *sorted(reasons)]
+        why = ["No node of the models is an attention node that a kernel can compute", *sorted(reasons)]
         raise UsageError("These models need no plugin.", why=f"{'; '.join(why)}.")
     return specs
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import CheckFailed, UsageError
-from ..core.storage.mistaken import START as MISTAKEN_START
-from ..core.storage.mistaken import refuse_mistaken
 from ..core.storage.publishing import check_unchanged
 from ..core.storage.reading import check_plain, open_plain
+from ..core.storage.wrong_file import START as FIRST_BYTES
+from ..core.storage.wrong_file import refuse_wrong_file
 from . import judgement
 from .canonical import canonical
 from .graph_values import all_nodes
@@ -89,7 +89,7 @@ class OnnxFile:
                 if size > IN_MEMORY:
                     return cls(path, None, size, os.dup(stream.fileno()))
                 content = stream.read(IN_MEMORY + 1)
-                refuse_mistaken(path, content[:MISTAKEN_START])
+                refuse_wrong_file(path, content[:FIRST_BYTES])
         except (OSError, ValueError) as error:  # ValueError: an invalid file name
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(f"Cannot read {path}.", why=why) from error

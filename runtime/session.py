@@ -19,9 +19,9 @@ from ..core.error_texts import argument
 from ..core.errors import MissingDependency, UsageError
 from ..core.limits import check_threads
 from ..core.machine.process import import_without_telemetry
-from ..core.storage.mistaken import refuse_mistaken
 from ..core.storage.publishing import check_unchanged
 from ..core.storage.reading import check_plain
+from ..core.storage.wrong_file import refuse_wrong_file
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 from ..onnx_graph.onnx_file import OnnxFile
 
@@ -281,7 +281,7 @@ def find_model(path: str | Path | OnnxFile) -> Path | OnnxFile:
         return path
     path = Path(path)
     if path.suffix.lower() != ".onnx":  # of an ONNX file `OnnxFile.read` looks at the bytes that it reads
-        refuse_mistaken(path)
+        refuse_wrong_file(path)
     backend = BACKENDS.get(path.suffix.lower())
     if backend is None:
         raise UsageError(

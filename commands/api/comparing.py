@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
-from ...core.storage.mistaken import check_exists
+from ...core.storage.wrong_file import check_exists
 from .packages import missing_package
 from .paths import as_path
 

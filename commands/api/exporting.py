@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from ...core.storage.mistaken import check_exists
+from ...core.storage.wrong_file import check_exists
 from ...core.versions import DEFAULT_OPSET
 from .packages import packages_named
 from .paths import as_path

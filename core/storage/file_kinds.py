@@ -112,7 +112,7 @@ def name_error(path: Path, kinds: tuple[Kind, ...]) -> UsageError:
     )
 
 
-def configs_beside(checkpoint: Path) -> list[Path]:
+def default_configs(checkpoint: Path) -> list[Path]:
     """List the default paths of a checkpoint's configuration; the first that exists counts."""
     names = [stem + suffix for stem in (checkpoint.stem, "config") for suffix in CONFIG_SUFFIXES]
     return [checkpoint.with_name(name) for name in names if name != checkpoint.name]

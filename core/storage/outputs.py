@@ -27,8 +27,8 @@ from .file_kinds import (
     ONNX,
     SIDECAR,
     Kind,
-    configs_beside,
     contents_of,
+    default_configs,
     kind_named,
     name_error,
 )
@@ -229,7 +229,7 @@ def beside(path: Path) -> Iterator[Path]:
         return
     yield sidecar_path(path)
     if path.suffix.lower() not in (*ONNX.suffixes, *ENGINE.suffixes, *NPZ.suffixes, *CONFIG_SUFFIXES):
-        yield from configs_beside(path)
+        yield from default_configs(path)
     if not is_file(sidecar_path(path)):
         return
     try:

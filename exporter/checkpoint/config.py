@@ -22,7 +22,7 @@ from ...core.storage.file_kinds import CONFIG_SUFFIXES
 from ...core.storage.reading import read_plain
 from ..models.registry import CLASSES, ClassEntry
 from .documents import read_document
-from .traceless import placeholders
+from .hidden_arguments import placeholders
 
 _MOST_VALUES = 10_000
 LARGEST_FILE = 256 << 10  # bytes

@@ -7,14 +7,14 @@ from typing import Any
 
 from ...core.error_texts import shown
 from ...core.errors import UsageError
-from ...core.storage.mistaken import check_exists
+from ...core.storage.wrong_file import check_exists
 from ..models.registry import CLASSES, find_folder
 from .config import load_config
 from .folders import is_index
+from .hidden_arguments import config_template, template_path
 from .infer_config import Gathered, Resolved, gather, infer_config
 from .load import LoadedCheckpoint, find_config, load_state, with_tied
 from .open_checkpoint import OpenedCheckpoint, open_checkpoint
-from .traceless import config_template, template_path
 
 
 def describe_checkpoint(path: Path, config: Path | None = None, entry: str | None = None) -> dict[str, Any]:

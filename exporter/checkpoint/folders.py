@@ -181,7 +181,7 @@ def _merged(shards: list[Path], read_file: ReadFile, known: Unchanged) -> Conten
     table: dict[Any, Any] = {}
     notes, tied = [f"read from {len(shards)} shard(s)"], dict[str, str]()
     for shard in shards:
-        loaded, left_out = read_file(shard, notes)
+        loaded, omitted = read_file(shard, notes)
         if not isinstance(loaded, Mapping):
             raise UsageError(f"{shard} is not a shard of a state dict.", why=f"It contains a {type(loaded).__name__}.")
         twice = [str(name) for name in loaded if name in table and isinstance(loaded[name], torch.Tensor)]
@@ -192,7 +192,7 @@ def _merged(shards: list[Path], read_file: ReadFile, known: Unchanged) -> Conten
                 fix="Merge the parts with the tool that wrote them.",
             )
         table |= loaded
-        tied |= left_out
+        tied |= omitted
     return Contents(table, shards, notes, {name: other for name, other in tied.items() if name not in table})
 
 

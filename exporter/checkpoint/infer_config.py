@@ -20,8 +20,8 @@ from ..models.family import StateDictForm, expected_shapes
 from ..models.inference import INV_FREQ, Findings, TensorShapes, bounded
 from ..models.registry import CLASSES, ClassEntry, detect_family
 from .config import RawConfig, adds_residual_only, check_names, resolve_class
+from .hidden_arguments import hidden_arguments, not_in_weights
 from .settings import Settings, contradiction, read_settings, reconciled, stated_classes
-from .traceless import not_in_weights, traceless_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -303,7 +303,7 @@ def _assumptions(
     # The geometry has the value for which a default of None stands.
     assumed = [
         f"{name} = {getattr(geometry, name, getattr(args, name))}"
-        for name in traceless_arguments(entry, args.model_dump())
+        for name in hidden_arguments(entry, args.model_dump())
         if name not in known
     ]
     if assumed:

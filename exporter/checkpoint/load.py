@@ -24,12 +24,12 @@ import torch
 
 from ...core.error_texts import first_line
 from ...core.errors import MissingDependency, UsageError
-from ...core.storage.file_kinds import CONFIG_SUFFIXES, configs_beside
+from ...core.storage.file_kinds import CONFIG_SUFFIXES, default_configs
 from ...core.storage.files import sha256
-from ...core.storage.mistaken import check_exists, refuse_mistaken
 from ...core.storage.nesting import check_nesting
 from ...core.storage.reading import check_plain, open_plain
 from ...core.storage.unchanged import Unchanged, unchanged
+from ...core.storage.wrong_file import check_exists, refuse_wrong_file
 from .documents import read_json
 from .folders import is_index, read_folder, refuse_shard
 from .foreign_files import archive_error, refuse_foreign
@@ -222,7 +222,7 @@ def find_config(path: Path, explicit: Path | None = None) -> Path | None:
         return explicit
     inside = [path / f"{stem}{suffix}" for stem in ("config", "model") for suffix in CONFIG_SUFFIXES]
     stem = path.with_name(path.name.partition(".")[0]) if is_index(path) else path
-    candidates = [*(inside if path.is_dir() else ()), *configs_beside(stem)]
+    candidates = [*(inside if path.is_dir() else ()), *default_configs(stem)]
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
@@ -244,7 +244,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
         raise UsageError(f"{path} is empty.", why="It has no bytes.", fix="Copy or save it again.")
     if start.startswith(b"PK"):
         return "torch zip"
-    refuse_mistaken(path)
+    refuse_wrong_file(path)
     refuse_foreign(path, start)
     header = int.from_bytes(start[:_SAFETENSORS_START], "little")
     has_header = start[_SAFETENSORS_START : _SAFETENSORS_START + 1] == b"{" and header <= size - _SAFETENSORS_START

@@ -15,9 +15,9 @@ from torch import nn
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.files import sha256
-from ...core.storage.mistaken import check_exists
 from ...core.storage.reading import check_plain
 from ...core.storage.unchanged import Unchanged, unchanged
+from ...core.storage.wrong_file import check_exists
 from ..models.family import FolderContents, FolderForm, ShapeRequest
 from ..models.registry import CLASSES, detect_family, find_folder, read_live
 from ..source.source_model import SourceModel

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...core.error_texts import shown
 from ...core.errors import UsageError
-from .traceless import MEANINGS, NO_EFFECT
+from .hidden_arguments import MEANINGS, NO_EFFECT
 
 if TYPE_CHECKING:
     from ..models.registry import ClassEntry
@@ -101,12 +101,12 @@ class Settings:
                 source = setting.source.rpartition(".")[0] if setting.exact else setting.source
                 by_source.setdefault(source, []).append(f"{name} {shown(setting.value)}")
         used = [f"{', '.join(values)}, from the checkpoint's {source}" for source, values in by_source.items()]
-        left_out = [
+        unused = [
             f"{x.source} {shown(x.value)} of the checkpoint is not used for {x.name}: {x.why_unused}"
             for x in self.unused
             if x.name in MEANINGS and x.name not in inferred
         ]
-        return [*used, *left_out[:_MOST_NOTES]]
+        return [*used, *unused[:_MOST_NOTES]]
 
     def without(self, name: str, why: str) -> Settings:
         """Return these settings with those of one argument marked as not used."""

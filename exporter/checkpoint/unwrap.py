@@ -270,8 +270,8 @@ def _without_prefixes(
                 fix=f"Export the whole module: {argument('factory')}, with these weights. For the part alone, "
                 f"save a state_dict() of it.",
             )
-        left_out = f"; left out: {bounded(dropped, 5)}" if dropped else ""
-        notes.append(f"prefix '{prefix}' removed from {len(inner)} names{left_out}")
+        also_dropped = f"; dropped: {bounded(dropped, 5)}" if dropped else ""
+        notes.append(f"prefix '{prefix}' removed from {len(inner)} names{also_dropped}")
         state, removed = inner, removed + prefix
     return _without_copies(state, notes, roots)
 
@@ -312,7 +312,7 @@ def _without_copies(
     if not copies or len(foreign) == len(state):
         return state
     dropped = [name for name, tensor in foreign.items() if name in copies or not tensor.ndim]
-    notes.append(f"left out: {bounded(dropped, 5)}")
+    notes.append(f"dropped: {bounded(dropped, 5)}")
     return {name: tensor for name, tensor in state.items() if name not in set(dropped)}
 
 

@@ -24,7 +24,7 @@ EXPORTS: frozenset[Kind] = frozenset({"checkpoint", "steps", "module"})
 SEQUENCES: frozenset[Kind] = frozenset({"checkpoint", "module"})
 CONVERSIONS: frozenset[Kind] = frozenset({"convert"})
 
-QUICK = "not run with --checks quick"
+QUICK = "not run in the quick checks"
 _BEFORE = "checked before the functions were inlined"
 
 

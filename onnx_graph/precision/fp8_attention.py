@@ -70,12 +70,12 @@ def _found(model: Any) -> dict[int, list[_Pair]]:
     for node in gpu_nodes(model):
         pairs = [_pair(makers.get(name), makers, constants) for name in node.proto.input[:3]]
         whole = [pair for pair in pairs if pair is not None]
-        if len(whole) == 3 and _is_taken(node) and node.proto.input[0] in declared:
+        if len(whole) == 3 and _has_kernel(node) and node.proto.input[0] in declared:
             found[places[node.proto.output[0]]] = whole
     return found
 
 
-def _is_taken(node: GpuNode) -> bool:
+def _has_kernel(node: GpuNode) -> bool:
     """Return whether there is an fp8 kernel for a node's options and head size."""
     shared_qk = any(attribute.name == "shared_qk" and attribute.i for attribute in node.proto.attribute)
     return node.head_dim is not None and computes_in_fp8(node.proto.op_type, node.head_dim, shared_qk=shared_qk)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.storage.files import publish, work_folder
-from ...core.storage.mistaken import refuse_mistaken
+from ...core.storage.wrong_file import refuse_wrong_file
 from .device import check_files
 from .device.check_files import MANIFEST, MAX_FILES, MAX_MANIFEST, Fault
 
@@ -60,7 +60,7 @@ def read_table(path: Path) -> list[Entry]:
     Raises:
         UsageError: it is not a plain tar, or has a forbidden entry; the first one is named.
     """
-    refuse_mistaken(path, tars=False)
+    refuse_wrong_file(path, tars=False)
     try:
         with path.open("rb") as stream:
             entries = list(_entries(stream, path.stat().st_size))

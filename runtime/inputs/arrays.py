@@ -26,9 +26,9 @@ from ...core.errors import UsageError
 from ...core.machine.memory import check_fits
 from ...core.storage.file_kinds import NPZ
 from ...core.storage.files import publish
-from ...core.storage.mistaken import refuse_mistaken
 from ...core.storage.outputs import Output, writing
 from ...core.storage.reading import open_plain
+from ...core.storage.wrong_file import refuse_wrong_file
 from ...core.tensors import INTEGER_MASKS, POSITION_IDS, UNNAMED_DIMENSION, TensorSpec, format_shape
 
 _MEMBER_SUFFIX = ".npy"
@@ -52,7 +52,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
             the file holds, or arrays of many times its size.
         MissingDependency: the arrays do not fit into memory.
     """
-    refuse_mistaken(path)
+    refuse_wrong_file(path)
     with _as_usage_error(path), open_plain(path) as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
         names = [member.filename.removesuffix(_MEMBER_SUFFIX) for member in members]

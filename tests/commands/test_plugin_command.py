@@ -163,7 +163,7 @@ def test_check_without_tensorrt(localattn: Call, monkeypatch: pytest.MonkeyPatch
         (["--arch", "riscv64"], "Unknown processor 'riscv64'"),
         (["--dtype", "int8"], "no attention kernel for element type 'int8'"),
         (["--head-dim", "512"], "no attention kernel for head size 512"),
-        (["--head-dim", "wide"], "no list of numbers"),
+        (["--head-dim", "wide"], "not a list of numbers"),
         (["--fp32-products", "tf32"], "--fp32-products tf32 needs --output"),
     ],
 )
@@ -226,7 +226,7 @@ def test_xpos_needs_a_kernel_of_its_own(localattn: Call, tmp_path: Path, monkeyp
     small = tmp_path / "small.onnx"
     onnx.save(node_model.one_node(XPOS, replace(attributes, xpos_scale_base=0.5), 64), str(small))
     finished = localattn("plugin", "build", small)
-    assert finished.code == 2 and "the base of its xpos is 0.5" in finished.err
+    assert finished.code == 2 and "its xpos base is 0.5" in finished.err
 
 
 def test_rewrite_keeps_what_no_kernel_computes(
@@ -238,7 +238,7 @@ def test_rewrite_keeps_what_no_kernel_computes(
     proto = node_model.one_node(XPOS, attributes, 64)
     onnx.save(proto, str(small))
     refused = localattn("plugin", "rewrite", small, "-o", output)
-    assert refused.code == 2 and "the base of its xpos is 0.5" in refused.err
+    assert refused.code == 2 and "its xpos base is 0.5" in refused.err
 
     [first] = proto.graph.node
     second = proto.graph.node.add()
@@ -250,7 +250,7 @@ def test_rewrite_keeps_what_no_kernel_computes(
     proto.graph.output[1].name = "second"
     onnx.save(proto, str(both))
     shown = localattn("plugin", "rewrite", both, "-o", output)
-    assert shown.code == 0 and "kept    too_small: no kernel computes it: the base of its xpos is 0.5" in shown.out
+    assert shown.code == 0 and "kept    too_small: no kernel computes it: its xpos base is 0.5" in shown.out
     after = onnx.load(str(output))
     assert [node.name for node in after.graph.node if node.domain] == ["served"] and not after.functions
 

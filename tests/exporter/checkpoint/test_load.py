@@ -118,9 +118,9 @@ def test_a_part_beside_other_modules_is_refused(tmp_path, part):
     with pytest.raises(UsageError, match=f"contains '{part}' and other modules: mlp.0.weight"):
         load_state(path)
     counted = saved(tmp_path / "w.pt", {**state, "steps": torch.tensor(7)})
-    assert "left out: steps" in check(counted)[0]
+    assert "dropped: steps" in check(counted)[0]
     wrapped = {f"model.{name}": tensor for name, tensor in STATE.items()}
-    assert "left out: loss.weight" in check(saved(tmp_path / "w.pt", {**wrapped, "loss.weight": torch.ones(3)}))[0]
+    assert "dropped: loss.weight" in check(saved(tmp_path / "w.pt", {**wrapped, "loss.weight": torch.ones(3)}))[0]
 
 
 def test_names_that_collide_without_their_wrapper_are_refused(tmp_path):

@@ -10,14 +10,14 @@ import pytest
 from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.config import load_config, parse_config
 from localattn.exporter.checkpoint.describe import describe_checkpoint
-from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
-from localattn.exporter.checkpoint.traceless import (
+from localattn.exporter.checkpoint.hidden_arguments import (
     MEANINGS,
     NO_EFFECT,
     default_in_words,
+    hidden_arguments,
     placeholders,
-    traceless_arguments,
 )
+from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.models.registry import CLASSES, detect_family
 
 torch = pytest.importorskip("torch")
@@ -44,7 +44,7 @@ def test_every_argument_is_shown_by_the_weights_or_asked_for(name):
     entry = CLASSES[name]
     shapes = {key: tuple(tensor.shape) for key, tensor in STATES[name]().state_dict().items()}
     shown = set(detect_family(shapes)[1].infer_arguments(shapes, {}))
-    asked = set(traceless_arguments(entry, {"qk_rmsnorm": True, "use_xpos": True}))
+    asked = set(hidden_arguments(entry, {"qk_rmsnorm": True, "use_xpos": True}))
     unknown = set(entry.args.model_fields) - shown - asked - NO_EFFECT
     assert unknown == set()
     assert all(MEANINGS[argument] and (default_in_words(entry, argument) or argument == "window_size" or "dim" in shown)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, ExportFailed, UsageError
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
-from localattn.exporter.lowering import attention_facts, attention_function, functions, trace
+from localattn.exporter.lowering import attention_function, function_properties, functions, trace
 from localattn.exporter.models.local_attention import module
 from localattn.exporter.user_module.export_module import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.user_module.inputs import parse_input
@@ -251,7 +251,7 @@ def in_parts(path: Path) -> list[onnx.FunctionProto]:
 @pytest.mark.parametrize("inputs", ["", "mask:bool:[2,{}]"], ids=["", "mask"])
 def test_a_long_sequence_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, length: int) -> None:
     """Its body is for that length alone: no check may try it at another."""
-    monkeypatch.setattr(attention_facts, "PART_BYTES", 4096)
+    monkeypatch.setattr(function_properties, "PART_BYTES", 4096)
     model = randomised(Mixer(causal=not inputs))
     given = [f"x:float32:[2,{length},16]", *([inputs.format(length)] if inputs else [])]
     report = export_module(model, given, tmp_path / "m.onnx")
@@ -261,7 +261,7 @@ def test_a_long_sequence_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_quadratic_body_in_parts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_facts, "PART_BYTES", 65536)
+    monkeypatch.setattr(function_properties, "PART_BYTES", 65536)
     report = export_module(randomised(Mixer()), ["x:float32:[1,512,16]"], tmp_path / "m.onnx")
     assert len(in_parts(report.path)) == 1
     model = onnx.load(report.path)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
-from ...core.storage.file_kinds import CONFIGURATION, configs_beside
+from ...core.storage.file_kinds import CONFIGURATION, default_configs
 from ...core.storage.files import publish
 from ...core.storage.outputs import Output, writing
 
@@ -71,7 +71,7 @@ _RELEASE = (
 _ABOUT = "Replace each <fill in: …>. Values that the weights show may be left out."
 
 
-def traceless_arguments(entry: ClassEntry, values: Mapping[str, Any]) -> list[str]:
+def hidden_arguments(entry: ClassEntry, values: Mapping[str, Any]) -> list[str]:
     """List a class's arguments that its tensors may not show, without those that have no effect at these values."""
     idle = {name for name, (other, value) in _IDLE_WHERE.items() if other in values and values[other] == value}
     return [name for name in MEANINGS if name in entry.args.model_fields and name not in {*idle, *entry.unsupported}]
@@ -85,7 +85,7 @@ def not_in_weights(entry: ClassEntry, args: Arguments, inferred: Collection[str]
         args: arguments of the model.
         inferred: names of the arguments that its weights show.
     """
-    possible = traceless_arguments(entry, args.model_dump())
+    possible = hidden_arguments(entry, args.model_dump())
     names = [name for name in possible if name not in {*inferred, *_WITHOUT_EFFECT}]
     if getattr(args, "num_residual_streams", 1) > 1:
         names.append("hyper_connections")
@@ -115,7 +115,7 @@ def config_template(
     """
     values = {**inferred, **known}
     kwargs = {name: value for name, value in known.items() if name not in inferred}
-    for name in traceless_arguments(entry, values):
+    for name in hidden_arguments(entry, values):
         if name not in values:
             kwargs[name] = _placeholder(entry, name)
     document: dict[str, Any] = {"class": entry.name, "kwargs": kwargs}
@@ -146,7 +146,7 @@ def template_text(document: Mapping[str, Any]) -> str:
 
 def template_path(checkpoint: Path) -> Path:
     """Return the path at which a checkpoint's configuration is found by default."""
-    return configs_beside(checkpoint)[0]
+    return default_configs(checkpoint)[0]
 
 
 def write_template(document: Mapping[str, Any], checkpoint: Path, found: Path | None) -> Path:

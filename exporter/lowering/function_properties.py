@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FunctionFacts:
+class FunctionProperties:
     """Properties of every node that shares an ONNX function.
 
     Args:
@@ -46,18 +46,18 @@ class FunctionFacts:
     all_seen: bool = False
     parts: tuple[Part, ...] = ()
 
-    def __and__(self, other: FunctionFacts) -> FunctionFacts:
+    def __and__(self, other: FunctionProperties) -> FunctionProperties:
         """Return the properties that hold for both."""
         same = {field.name for field in fields(self) if getattr(self, field.name) == getattr(other, field.name)}
-        return FunctionFacts(**{name: getattr(self, name) for name in same})
+        return FunctionProperties(**{name: getattr(self, name) for name in same})
 
 
-def facts_of(
+def properties_of(
     variant: NodeVariant | GroupedVariant,
     attributes: Mapping[str, Any],
     length: int | None,
     sequences: int | None = None,
-) -> FunctionFacts:
+) -> FunctionProperties:
     """Return the properties of one node.
 
     Args:
@@ -68,11 +68,11 @@ def facts_of(
     """
     heads_first = tuple(attributes["perm"]) == HEADS_FIRST
     if length is None:
-        return FunctionFacts(heads_first=heads_first)
+        return FunctionProperties(heads_first=heads_first)
     geometry, block = geometry_of(attributes), int(attributes["query_block"])
     aligned = length % block == 0
     if geometry.sees_all:
-        return FunctionFacts(aligned, heads_first)
+        return FunctionProperties(aligned, heads_first)
     keys = geometry.backward_reach + geometry.forward_reach + block
     # A given bias and xpos' decay are stored by distance from the block, so they need the block's own span.
     free = not (variant.has_bias or variant.has_xpos)
@@ -82,7 +82,7 @@ def facts_of(
     all_seen = whole and not attributes.get("shared_qk") and first[1] == 0 and end[0] == length
     most = None if sequences is None else PART_BYTES // (4 * sequences * block * (length if whole else keys))
     parts = () if most is None else _parts(geometry, block, length, most)
-    return FunctionFacts(aligned, heads_first, whole, bool(all_seen), parts)
+    return FunctionProperties(aligned, heads_first, whole, bool(all_seen), parts)
 
 
 def _parts(geometry: WindowGeometry, block: int, length: int, most: int) -> tuple[Part, ...]:

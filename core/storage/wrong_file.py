@@ -44,7 +44,7 @@ def check_exists(path: Path) -> None:
         return
 
 
-def refuse_mistaken(path: Path, start: bytes | None = None, *, tars: bool = True) -> None:
+def refuse_wrong_file(path: Path, start: bytes | None = None, *, tars: bool = True) -> None:
     """Refuse a file that is not a model at all; damaged or unreadable files are reported by their reader.
 
     Args:
