@@ -13,9 +13,9 @@ one pass over the largest tensor instead of two.
 
 Common properties of all nodes that share the function, such as the layout and length of static files, save work
 (`function_properties.py`). If the sequence is no longer than a block's keys, every block takes all of them and nothing
-is gathered. Long sequences are computed in parts, some blocks at a time, so that only one part's gathered keys and scores
-are in memory at a time, and near the cache. Parts that see no position outside the sequence need only the window's
-bias. None of this changes a result by a bit.
+is gathered. Long sequences are computed in parts, some blocks at a time, so that only one part's gathered keys and
+scores are in memory at a time, and near the cache. Parts that see no position outside the sequence need only the
+window's bias. None of this changes a result by a bit.
 
 It computes in fp32 whatever the inputs' dtype, as the kernels do with their scores: rounding scores to fp16 was the
 largest error of an fp16 file, and on the CPU fp16 is slower, not faster.
