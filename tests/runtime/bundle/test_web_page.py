@@ -180,7 +180,7 @@ def test_it_follows_what_is_typed_and_stops(demo: Demo, page: Page) -> None:
 
         page.value("document.getElementById('seed').value = 'three'")
         page.value("document.getElementById('seed').dispatchEvent(new Event('input'))")
-        assert page.value("document.getElementById('status').textContent") == "Seed and tokens are whole numbers."
+        assert page.value("document.getElementById('status').textContent") == "Seed and tokens must be whole numbers."
         page.value("document.getElementById('seed').value = '3'")
 
         # A text longer than the model has positions for.
@@ -273,7 +273,7 @@ def test_tokens_without_text_are_numbers(numbers: Path, onnxruntime_web: Path, p
         page.value("document.getElementById('text').value = '1, 23'")
         page.value("document.getElementById('text').dispatchEvent(new Event('input'))")
         said = page.value("document.getElementById('status').textContent")
-        assert said == "23 is no token: they are numbers from 0 to 22."
+        assert said == "23 is not a token: tokens are numbers from 0 to 22."
         # Broken logits choose nothing.
         choices = "[[NaN, 1, 2], [1, NaN, 2], [-Infinity, -Infinity], [Infinity, 1], [-Infinity, 1]]"
         choose = "logits => { try { return choose(logits, 1, 0.5) } catch (error) { return error.message } }"
