@@ -135,7 +135,7 @@ def test_wrong_input_is_said_and_ends_with_2(words, localattn, arguments, says):
 def test_a_prefill_file_left_behind_is_told(words, localattn):
     (words.parent / "model_step.prefill.onnx").unlink()
     done = localattn("generate", words, "--prompt-ids", "1", "--max-tokens", 1)
-    assert done.code == 0 and "model_step.prefill.onnx is not beside model_step.onnx" in done.err
+    assert done.code == 0 and "model_step.prefill.onnx is missing in the folder of model_step.onnx" in done.err
 
 
 def hears_ctrl_c():

@@ -190,7 +190,7 @@ def test_an_inverted_mask(causal: tuple[Path, Path], tmp_path: Path) -> None:
     fault = planted(causal, tmp_path, plant).fault
     assert fault is not None
     assert (fault.module, fault.cause.name) == ("layers.0.0.branch.attn_fn", "mask")
-    assert "opposite" in fault.cause.evidence
+    assert "inverted" in fault.cause.evidence
 
 
 def test_a_mask_without_effect(causal: tuple[Path, Path], tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_wrappings(tmp_path, wrap):
 
 def test_the_model_comes_before_its_average(tmp_path):
     path = saved(tmp_path / "w.pt", {"ema": OTHER, "model": STATE})
-    assert "'model'; it also holds ema" in check(path)[0]
+    assert "'model'; the file also contains ema" in check(path)[0]
 
 
 def test_an_ema_pytorch_state_gives_the_average(tmp_path):

@@ -95,7 +95,7 @@ def test_more_than_the_window(tmp_path, state):
     assert (geometry.window_size, geometry.look_backward, geometry.look_forward, geometry.causal) == (4, 2, 1, False)
     assert found.args.use_xpos and found.hyper_connections == "0.3.2"
     found = opened(tmp_path, state, hyper_parameters={**settings, "hyper_connections": "latest"}).resolved
-    assert found.hyper_connections is None and "no release" in found.own.unused[0].why_unused
+    assert found.hyper_connections is None and "not a release" in found.own.unused[0].why_unused
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_a_null_says_nothing(tmp_path, state):
             [f"args.{WINDOW}", f"8 in the checkpoint's config.{WINDOW}"],
         ),
         ({}, {"args": {WINDOW: 4}, "config": {"window_size": 8}}, ["4 in", "8 in the checkpoint's config.window_size"]),
-        ({}, {"args": {WINDOW: 4, "dim": 32}}, ["32 in the checkpoint's args.dim", "20 by the weights"]),
-        ({"dim": 48}, {"args": {WINDOW: 4, "dim": 32}}, ["48 in model.json", "32 in", "20 by the weights"]),
-        ({"dim": 32}, {"args": {WINDOW: 4, "dim": 32}}, ["32 in model.json", "args.dim", "20 by the weights"]),
-        ({}, {"args": {WINDOW: 4, "heads": 3}}, ["3 in the checkpoint's args.heads", "2 by the weights"]),
+        ({}, {"args": {WINDOW: 4, "dim": 32}}, ["32 in the checkpoint's args.dim", "20 from the weights"]),
+        ({"dim": 48}, {"args": {WINDOW: 4, "dim": 32}}, ["48 in model.json", "32 in", "20 from the weights"]),
+        ({"dim": 32}, {"args": {WINDOW: 4, "dim": 32}}, ["32 in model.json", "args.dim", "20 from the weights"]),
+        ({}, {"args": {WINDOW: 4, "heads": 3}}, ["3 in the checkpoint's args.heads", "2 from the weights"]),
     ],
 )
 def test_a_contradiction_names_all(tmp_path, monkeypatch, state, config, entries, said):

@@ -76,7 +76,7 @@ def test_a_placeholder_left_in_is_named(checkpoint, name):
     left = {**template["kwargs"], "hyper_connections": template["hyper_connections"]}[name]
     document = {"class": template["class"], "kwargs": {"local_attn_window_size": 4}}
     document = {**document, name: left} if name == "hyper_connections" else {**document, "kwargs": {name: left}}
-    with pytest.raises(UsageError, match=f"not complete: {name}\\.") as caught:
+    with pytest.raises(UsageError, match=f"incomplete: {name}\\.") as caught:
         parse_config(document, "model.json")
     assert "fill in" in caught.value.why
 

@@ -43,7 +43,7 @@ QUICK = ("modernbert", "gemma3_text")
 # A rotary embedding that changes beyond the model's positions.
 GROWING = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 # Types whose layers are read, and whose own code cannot be exported.
-NOT_TRACED = {"recurrent_gemma": "cannot stay open"}
+NOT_TRACED = {"recurrent_gemma": "cannot be dynamic"}
 
 
 @pytest.fixture(scope="module")

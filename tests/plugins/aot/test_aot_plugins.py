@@ -210,7 +210,7 @@ def test_output_is_like_the_query(name: str, shown: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("open head size", "The head size of an attention node is open."),
+        ("open head size", "The head size of an attention node is dynamic."),
         ("too many", "The kernel does not compute an attention node of this size."),
     ],
 )

@@ -229,10 +229,10 @@ def test_a_compiler_that_makes_nothing(localattn: Call, monkeypatch: pytest.Monk
     lazy.write_text(lazy.read_text().replace("exit 1", "exit 0"))
     monkeypatch.setenv("CXX", str(lazy))
     finished = localattn("plugin", "build", "--backend", "onnxruntime", "-o", tmp_path / "library.so")
-    assert finished.code == 5 and "made no library" in finished.err
+    assert finished.code == 5 and "produced no library" in finished.err
     monkeypatch.setenv("CXX", "'")
     finished = localattn("plugin", "build", "--backend", "onnxruntime", "-o", tmp_path / "library.so")
-    assert finished.code == 2 and "CXX is no command" in finished.err
+    assert finished.code == 2 and "CXX is not a valid command" in finished.err
 
 
 def test_auto_takes_a_sound_library_only(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +288,7 @@ def test_doctor_shows_it(copy: Path) -> None:
     copy.unlink()
     missing = look_at(_cpu_library_probe())
     assert missing.detail.endswith("To add them: localattn plugin build --backend onnxruntime")
-    assert missing.status == "missing" and "when it is named" in missing.detail
+    assert missing.status == "missing" and "only when named" in missing.detail
     assert list(candidates(CPU_KERNELS)) == []
 
 

@@ -484,7 +484,7 @@ def test_engines_whose_folders_would_have_one_name_are_refused(tiny_model: Path,
     ("changes", "error", "words"),
     [
         ({"engine_sha256": "0" * 64}, CheckFailed, "altered"),
-        ({"onnx_sha256": "0" * 64}, UsageError, "no engine of"),
+        ({"onnx_sha256": "0" * 64}, UsageError, "not an engine of"),
         ({"plugin": {"kind": "library", "path": "x.so", "sha256": "1" * 64}}, UsageError, "plugin library"),
     ],
 )
@@ -755,7 +755,7 @@ def test_a_tar_is_not_replaced_unasked(tiny_model: Path, tmp_path: Path, localat
     with tarfile.open(target, "w") as archive:
         archive.add(tiny_model, "backup/model.onnx")
     backup = localattn("bundle", tiny_model, "-o", target, "--samples", "0", "--force")
-    assert backup.code == 2 and "a tar of other things" in backup.err
+    assert backup.code == 2 and "a tar, but not a bundle" in backup.err
     target.unlink()
     assert localattn("bundle", tiny_model, "-o", target, "--samples", "0").code == 0
     assert localattn("bundle", tiny_model, "-o", target, "--samples", "0").code == 2

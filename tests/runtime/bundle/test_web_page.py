@@ -322,7 +322,9 @@ def test_a_runtime_that_does_not_fit_is_refused(
 
     assert "it needs --web" in refusal(numbers, "--onnxruntime-web", package)
     assert "one for --triton and another for --web" in refusal(numbers, "--web", "--triton")
-    assert "onnxruntime-web. It has no readable package.json" in refusal(numbers, "--web", "--onnxruntime-web", tmp_path)
+    assert "onnxruntime-web. It has no readable package.json" in refusal(
+        numbers, "--web", "--onnxruntime-web", tmp_path
+    )
     (package / "dist" / "ort-wasm-simd-threaded.wasm").unlink()
     assert "It has no dist/ort-wasm-simd-threaded.wasm" in refusal(numbers)
     (package / "package.json").write_text('{"name": "onnxruntime-node", "version": "1"}')
@@ -337,7 +339,7 @@ def test_a_model_that_cannot_go_on_a_page_is_refused(package: Path, tmp_path: Pa
         return str(refused.value)
 
     pair = small(tmp_path / "pair", batch=2)
-    assert "It goes on with 2 sequences at once" in refusal(pair)
+    assert "It continues 2 sequences at once" in refusal(pair)
     assert "prefill.onnx is a prefill file" in refusal(pair.with_suffix(".prefill.onnx"))
     assert "no bf16 kernels" in refusal(small(tmp_path / "bf16", {"dtype": "bf16"}))
     assert "It needs whole sequences of 1 positions" in refusal(small(tmp_path / "full", {"step": None}, chunk=1))
