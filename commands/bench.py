@@ -95,6 +95,7 @@ def bench(
     figures that a busy machine has distorted have a warning. The exit code is 0, whichever is faster.
     """
     destination = choose(output_format, output, force)
+    from ..runtime.backends import registry
     from ..runtime.bench.measure import run_bench
     from ..runtime.bench.request import BenchRequest
 
@@ -128,7 +129,8 @@ def bench(
     if destination.shows_console and len(request.plugins) == 1 and report.rows:
         # If several kinds were measured, the table names them.
         say_kernels(lambda: has_nodes(model), report.rows[0], request.plugins[0])
-    if destination.shows_console and model.suffix.lower() == ".onnx":
+    backend = registry.of_file(model)
+    if destination.shows_console and backend is not None and not backend.built:
         suggest("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
 
 

@@ -18,7 +18,7 @@ from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..onnx_graph.facts import OnnxFacts
-    from ..runtime.engine.inspect import EngineReport
+    from ..runtime.backends.tensorrt.inspect import EngineReport
 
 
 _LONGEST_VALUE = 150  # characters of an argument that are printed
@@ -52,20 +52,22 @@ def inspect(
     what it was built by and for, its plugin, its checks, and its layers where there is a GPU to open it.
     """
     destination = choose(output_format, output, force)
-    suffix = file.suffix.lower()
-    if write_config and suffix in (".engine", ".onnx"):
+    from ..runtime.backends import registry
+
+    backend = registry.of_file(file)
+    if write_config and backend is not None:
         raise typer.BadParameter("it needs a checkpoint", param_hint="--write-config")
-    if entry is not None and suffix in (".engine", ".onnx"):
+    if entry is not None and backend is not None:
         raise typer.BadParameter("it needs a checkpoint", param_hint="--entry")
-    if suffix == ".engine":
+    if backend is not None and backend.built:
         from ..onnx_graph.windows import windows_of_sidecar
-        from ..runtime.engine.inspect import inspect_engine
+        from ..runtime.backends.tensorrt.inspect import inspect_engine
 
         report = inspect_engine(file, plugin_asked(plugin, plugin_library))
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
         document = {**report.to_dict(), "windows": windows}
         show(destination, "engine", document, lambda: _print_engine(report), ("localattn", "run", file))
-    elif suffix == ".onnx":
+    elif backend is not None:
         from ..onnx_graph.facts import inspect_onnx
         from ..onnx_graph.windows import windows_of_file
 

@@ -147,13 +147,14 @@ def parity(
 
 def _next(model: Path, against: Path | None, passed: bool) -> Sequence[object]:
     """Return the command to type after a comparison: pack the file, or find the module that differs."""
-    from ..runtime.session import BACKENDS
+    from ..runtime.backends import registry
 
-    if not passed and against is not None and against.suffix.lower() not in BACKENDS:
+    if not passed and against is not None and registry.of_file(against) is None:
         return ("localattn", "bisect", model, "--against", against)
     if not passed:
         return ("localattn", "inspect", model)
-    if model.suffix.lower() == ".onnx":
+    backend = registry.of_file(model)
+    if backend is not None and not backend.built:
         return ("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
     return ("localattn", "bench", model)
 

@@ -246,7 +246,7 @@ def rewrite(
     The attention nodes move there and lose their ONNX function: the file then runs nowhere without the plugin. All
     other functions are inlined, because the provider accepts none.
     """
-    from ..onnx_graph.tensorrt_provider import rewrite_for_provider
+    from ..plugins.library.tensorrt_provider import rewrite_for_provider
 
     rewritten = rewrite_for_provider(model, output, overwrite=force)
     if output_format == "json":
@@ -309,7 +309,7 @@ def _arch(text: str) -> Arch:
 
 def _prepare(backend: RegistryBackend) -> None:
     """Load TensorRT-RTX's library under the name that its own wheel looks for."""
-    from ..runtime.engine.rtx_library import preload
+    from ..runtime.backends.tensorrt_rtx.preload import preload
 
     if backend == "tensorrt-rtx":
         try:

@@ -46,10 +46,9 @@ def run(
     output_format: FormatOption = "console",
 ) -> None:
     """Run an exported model and show its outputs."""
-    from ..core.documents.engine_facts import read_model_facts
     from ..runtime.inputs.arrays import load_arrays, save_arrays
     from ..runtime.inputs.example_inputs import check_call, draw_call
-    from ..runtime.session import find_model, load
+    from ..runtime.session import find_model, load, read_model_facts
 
     asked = plugin_asked(plugin, plugin_library)
     file = find_model(model)

@@ -7,6 +7,9 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable
 
+# The advice wherever a step file is needed.
+HOW_TO_EXPORT_STEPS = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
+
 # `reprlib` looks at a few entries and levels only: YAML aliases can make a list of billions.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 60, 60

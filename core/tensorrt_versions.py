@@ -5,12 +5,11 @@ The sources are NVIDIA's release notes and the change log of onnx-tensorrt, exce
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt-rtx"
+from .versions import Version, parse
 
-Version = tuple[int, ...]
+TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt-rtx"
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,6 @@ def has(feature: str, library: str, version: str | Version) -> bool:
     """Check whether a release of "tensorrt" or "tensorrt-rtx" has a feature of the table."""
     span = FEATURES[feature].get(library)
     return span is not None and span.holds(parse(version) if isinstance(version, str) else version)
-
-
-def parse(version: str) -> Version:
-    """Split a version into its numbers: `10.3.0`, `10.7.0.post1`, without parts that are not numbers."""
-    return tuple(int(part) for part in re.findall(r"\d+", version.split("post")[0].split("+")[0]))
 
 
 def describe(feature: str, library: str) -> str:

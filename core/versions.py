@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from .error_texts import argument
 
+Version = tuple[int, ...]
+
 # PyTorch's exporter starts at 18; 24 is the newest that PyTorch, ONNX and onnxruntime support, as tested.
 OPSETS = range(18, 25)
 # The newest opset that TensorRT 10.3 reads.
@@ -65,6 +67,11 @@ def too_new(reason: str) -> str:
     release = next((name for name, reads in ONNXRUNTIME_READS.items() if reads[place] >= needed), "")
     update = f"Update onnxruntime to {release} or later" if release else "Update onnxruntime"
     return f"{update}, or export again with {argument('opset', read[-1])}." if read else f"{update}."
+
+
+def parse(version: str) -> Version:
+    """Split a version into its numbers: `10.3.0`, `10.7.0.post1`, without parts that are not numbers."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("post")[0].split("+")[0]))
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:

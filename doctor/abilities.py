@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..runtime.backends.registry import by_name
 from .probes import Finding
 
 # Any of these is enough.
@@ -62,7 +63,10 @@ ABILITIES: tuple[Ability, ...] = (
     Ability("run model.onnx", "a file on this machine", _RUNS_ONNX),
     Ability("run --provider cuda", "a file on the GPU", (("cuda",),)),
     Ability("run --provider tensorrt", "a file through TensorRT", (("tensorrt-provider",),)),
-    Ability("run --runtime openvino", "a file in OpenVINO", (("openvino",),)),
+    *(
+        Ability(f"run --runtime {runtime.name}", f"a file in {runtime.title}", ((runtime.doctor_lines()[0].name,),))
+        for runtime in by_name()[1:]  # the first runs it where none is named
+    ),
     Ability("run model.engine", "an engine", (("tensorrt", "tensorrt_rtx"), ("polygraphy",), ("driver",))),
     Ability("generate", "text from a step file", _RUNS_ONNX),
     Ability("bench", "latency and memory", _RUNS_ONNX),

@@ -1,6 +1,7 @@
 """Run a probe that may crash, as a separate script that prints one line of JSON.
 
     python probe_process.py package torch
+    python probe_process.py package tensorrt builder
     python probe_process.py provider CUDAExecutionProvider
     python probe_process.py library IMAGE /path/liblocalattn_onnxruntime.so
     python probe_process.py kernels IMAGE /path/liblocalattn_plugin.so fp16:64 fp32:64
@@ -37,12 +38,11 @@ class Missing(Exception):
     """The package or device is missing on this machine."""
 
 
-def package(name: str) -> dict[str, Any]:
-    """Import a package; return its version and details about it."""
-    # Both write files for telemetry as they are imported.
+def package(name: str, more: str = "") -> dict[str, Any]:
+    """Import a package; return its version and, with `more`, what a function of `_MORE` tells of it."""
+    # onnxruntime and OpenVINO write files for telemetry as they are imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    if name == "openvino":
-        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     try:
         module = import_module(name)
     except ModuleNotFoundError as error:
@@ -50,16 +50,16 @@ def package(name: str) -> dict[str, Any]:
             raise Missing(f"No module named {name!r}.") from error
         raise
     facts: dict[str, Any] = {"version": str(getattr(module, "__version__", ""))}
-    if name in _MORE:
-        facts |= _MORE[name](module)
+    if more:
+        facts |= _MORE[more](module)
     return facts
 
 
-def _torch(torch: Any) -> dict[str, Any]:
+def _cuda(torch: Any) -> dict[str, Any]:
     return {"detail": "with CUDA" if torch.cuda.is_available() else "CPU only"}
 
 
-def _onnxruntime(ort: Any) -> dict[str, Any]:
+def _providers(ort: Any) -> dict[str, Any]:
     return {"items": list(ort.get_available_providers())}
 
 
@@ -71,13 +71,8 @@ def _builder(trt: Any) -> dict[str, Any]:
     return {}
 
 
-# By package: more details from the imported module.
-_MORE: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "torch": _torch,
-    "onnxruntime": _onnxruntime,
-    "tensorrt": _builder,
-    "tensorrt_rtx": _builder,
-}
+# What else to tell of a package, from the imported module.
+_MORE: dict[str, Callable[[Any], dict[str, Any]]] = {"cuda": _cuda, "providers": _providers, "builder": _builder}
 
 
 def provider(name: str) -> dict[str, Any]:

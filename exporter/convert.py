@@ -23,7 +23,7 @@ from ..onnx_graph import block_weights
 from ..onnx_graph.library_errors import refused_as
 from ..onnx_graph.onnx_file import OnnxFile
 from ..onnx_graph.standard_ops import rewrite
-from ..runtime.generation.step_file import prefill_path
+from ..runtime.backends.step_file import prefill_path
 from ..runtime.parity.comparison import unproven_outputs
 from ..runtime.parity.files import run_file_parity
 from ..runtime.parity.report import ParityRequest

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...onnx_graph.onnx_file import OnnxFile
     from ...plugins.kernel.compile import AnySpec
     from ...plugins.kernel.targets import Target
-    from ...runtime.engine.builder.request import PluginChoice
+    from ...runtime.backends.tensorrt.builder.request import PluginChoice
 
 # What computes the attention node.
 PluginKind = Literal["auto", "library", "aot", "none"]
@@ -64,8 +64,8 @@ def choose_plugin(
     """
     from ...core.documents.engine_facts import KernelName
     from ...plugins.library.selection import without_kernel
-    from ...runtime.engine.builder.request import PluginChoice
-    from ...runtime.engine.builder.source import check_fp8
+    from ...runtime.backends.tensorrt.builder.request import PluginChoice
+    from ...runtime.backends.tensorrt.builder.source import check_fp8
 
     if kind == "none":
         return PluginChoice(), []
@@ -154,7 +154,7 @@ def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
     from ...plugins.aot.availability import why_not
     from ...plugins.aot.register import register_plugins
     from ...plugins.kernel.targets import target
-    from ...runtime.engine.builder.request import PluginChoice
+    from ...runtime.backends.tensorrt.builder.request import PluginChoice
 
     if backend != "tensorrt":
         raise UsageError(

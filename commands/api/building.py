@@ -14,7 +14,7 @@ from .paths import as_path
 
 if TYPE_CHECKING:
     from ...core.documents.engine_facts import ProfileFacts
-    from ...runtime.engine.builder.build import BuildReport
+    from ...runtime.backends.tensorrt.builder.build import BuildReport
 
 Shapes = Mapping[str, Sequence[int]]
 # Sizes for one optimization profile, or for several in order.
@@ -74,8 +74,8 @@ def build(
         BuildFailed: the build failed, or the engine is not what was asked for.
     """
     from ...onnx_graph.onnx_file import OnnxFile
-    from ...runtime.engine.builder.build import build_engine, plan_targets
-    from ...runtime.engine.builder.request import BuildRequest
+    from ...runtime.backends.tensorrt.builder.build import build_engine, plan_targets
+    from ...runtime.backends.tensorrt.builder.request import BuildRequest
     from ...runtime.parity.files import check_built_engine
 
     progress("Reading the model")

@@ -105,12 +105,12 @@ def _comparison(request: ParityRequest, progress: Progress) -> Callable[[ParityR
     Raises:
         MissingDependency: the reference is a checkpoint, and PyTorch is not installed.
     """
+    from ...runtime.backends import registry
     from ...runtime.parity.files import run_file_parity, run_golden_parity
-    from ...runtime.session import BACKENDS
 
     if request.against == request.golden:
         return run_golden_parity
-    if request.against.suffix.lower() in BACKENDS:
+    if registry.of_file(request.against) is not None:
         return run_file_parity
     check_exists(request.against)
     progress("Loading PyTorch")

@@ -16,9 +16,7 @@ from ..errors import UsageError
 from ..storage.publishing import MAX_BYTES
 from ..storage.reading import read_plain
 from .schema import Facts
-from .sidecar import CheckRecord, Sidecar, TensorSpec, parse_facts, read_sidecar, sidecar_path
-
-ENGINE_SUFFIX = ".engine"
+from .sidecar import CheckRecord, Sidecar, TensorSpec, parse_facts, sidecar_path
 
 
 class KernelName(Facts):
@@ -159,14 +157,3 @@ def read_engine_facts(engine: Path) -> EngineFacts:
         ) from error
     what, fix = f"{path} does not describe an engine.", "Build the engine again with localattn build."
     return parse_facts(EngineFacts, path, text, lambda why: UsageError(what, why=why, fix=fix))
-
-
-def read_model_facts(model: Path) -> Sidecar | None:
-    """Read the sidecar of an exported model: of an ONNX file, or of the ONNX file behind an engine.
-
-    Raises:
-        UsageError: a sidecar that is broken, or an engine without one.
-    """
-    if model.suffix.lower() == ENGINE_SUFFIX:
-        return read_engine_facts(model).model
-    return read_sidecar(model)

@@ -194,7 +194,7 @@ def parse_facts(schema: type[_Facts], path: Path, text: bytes, broken: Callable[
 
     Raises:
         UsageError: the text does not fit; `broken` made the error.
-        CheckFailed: they were altered after they were written.
+        CheckFailed: the sidecar was changed after it was written.
     """
     if len(text) > MAX_BYTES:
         raise broken(f"It is larger than {MAX_BYTES >> 20} MiB.")

@@ -12,7 +12,6 @@ import onnx
 from numpy.typing import NDArray
 
 from ...core.at_work import temporary_folder
-from ...core.documents.engine_facts import read_model_facts
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
@@ -24,7 +23,7 @@ from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
 from ...runtime.parity.runner import Runner, SessionRunner
-from ...runtime.session import check_inputs, find_model, load
+from ...runtime.session import check_inputs, find_model, load, read_model_facts
 from ..parity import check_signature, dynamic_axes, source_of_file
 from ..source.dynamic_axes import dynamic_specs, sizes_of
 from ..source.source_model import SourceModel

@@ -16,14 +16,14 @@ from typing import Any
 
 import onnx
 
-from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
-from ...core.error_texts import argument
+from ...core.documents.engine_facts import EngineFacts
 from ...core.errors import CheckFailed, UsageError
 from ...core.limits import LARGEST_SIZE
 from ...core.storage.files import sha256
 from ...core.tensors import BATCH, SEQUENCE
 from ...onnx_graph.graph_values import external_files
 from ...onnx_graph.judgement import lies_inside
+from ...runtime.backends import registry
 from ...runtime.session import Session, load
 from ..source.source_model import SourceModel
 from .request import BisectRequest
@@ -44,9 +44,9 @@ def onnx_file_of(model: Path) -> Path:
         UsageError: the engine's ONNX file is missing in its folder.
         CheckFailed: that file is not the one the engine was built from.
     """
-    if model.suffix.lower() != ENGINE_SUFFIX:
+    facts = registry.choose(model)[0].facts(model)
+    if not isinstance(facts, EngineFacts):
         return model
-    facts = read_engine_facts(model)
     path = model.with_name(facts.onnx_name)
     if not path.is_file():
         raise UsageError(
@@ -85,27 +85,10 @@ def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, 
         _link(source.parent / name, folder / name)
     marked = folder / "marked.onnx"
     marked.write_bytes(document.SerializeToString())
-    if model.suffix.lower() != ENGINE_SUFFIX:
+    backend, _ = registry.choose(model)
+    if not backend.built:
         return load(marked, provider=request.provider, plugin="none")
-    return load(_build(marked, read_engine_facts(model), request), plugin=request.plugin)
-
-
-def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
-    from ...runtime.engine.builder.build import build_engine
-    from ...runtime.engine.builder.request import BuildRequest, PluginChoice
-    from ...runtime.engine.plugins import find_library
-
-    plugin = PluginChoice()
-    if facts.plugin is not None:
-        if facts.plugin.kind != "library":
-            raise UsageError(
-                "Bisecting rebuilds the engine, which is not possible with ahead-of-time plugins.",
-                fix=f"Bisect the ONNX file, or an engine built with {argument('plugin', 'library')}.",
-            )
-        plugin = PluginChoice("library", find_library(facts.plugin, request.model, request.plugin), asked="library")
-    output = marked.with_suffix(ENGINE_SUFFIX)
-    build_engine(BuildRequest(marked, output, facts.backend, facts.targets, plugin))
-    return output
+    return load(backend.rebuild(model, marked, request.plugin), plugin=request.plugin)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ...core.documents.sidecar import CheckRecord
 from ...core.tensors import TensorSpec
+from ...runtime.backends.onnxruntime.session import open_file
 from ...runtime.inputs.arrays import random_inputs
-from ...runtime.ort.session import open_file
 from ...runtime.parity.inputs import InputSet
 from ...runtime.parity.overflow import beyond_fp16, range_record, refuse_overflow
 from ...runtime.session import Arrays, Session

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...core.documents.sidecar import CheckRecord
 from ...core.error_texts import first_line
-from ...runtime.ort.session import open_file
+from ...runtime.backends.onnxruntime.session import open_file
 from .checked_file import CheckedFile
 from .outcome import failed, passed
 

@@ -17,7 +17,7 @@ from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeVariant, geometry_of
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedVariant
 from ...core.tensors import TensorSpec
-from ...runtime.ort.session import open_bytes
+from ...runtime.backends.onnxruntime.session import open_bytes
 from ...runtime.session import Session
 
 _ELEMENT = {

@@ -13,10 +13,10 @@ from typing import Any
 from ...core.at_work import temporary_folder
 from ...core.documents.bench_report import NodeTime, Profile, Share
 from ...core.errors import CheckFailed
+from ..backends.onnxruntime.tuned import OPTIMIZED
 from .attribution import UNKNOWN, Origin, origins, pattern
 from .process import WorkerProcess
 from .request import Candidate
-from .tuned import OPTIMIZED
 
 # At least this many runs and seconds.
 _RUNS, _SECONDS = 10, 0.5

@@ -11,6 +11,8 @@ from typing import Any
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.limits import check_threads
+from ..backends import registry
+from ..backends.backend import AUTO
 
 # trtexec's defaults, so that the figures can be compared with trtexec's.
 DURATION, ITERATIONS, WARMUP_MS = 3.0, 10, 200.0
@@ -76,7 +78,8 @@ class BenchRequest:
                 raise UsageError(f"There is no {name} to measure.")
             if len(set(values)) < len(values):
                 raise UsageError(f"A {name} is given twice.", why="Each candidate is measured only once.")
-        if (self.cuda_graph or self.profile) and not {"auto", "onnxruntime"}.issuperset(self.runtimes):
+        tuned = {AUTO, *(backend.name for backend in registry.by_name() if backend.tuned)}
+        if (self.cuda_graph or self.profile) and not tuned.issuperset(self.runtimes):
             raise UsageError(
                 "cuda_graph and profile apply to onnxruntime only.",
                 why=f"The runtimes are {', '.join(self.runtimes)}.",
@@ -104,16 +107,16 @@ class BenchRequest:
         providers, threads and plugins the ONNX files are measured with.
         """
         lengths: tuple[int | None, ...] = self.seq_lens or (None,)
-        any_onnx = any(_is_onnx(model) for model in self.models)
+        any_free = any(_is_free(model) for model in self.models)
         combined: list[Candidate] = []
         for model in self.models:
-            is_onnx = _is_onnx(model)
-            measures_all = is_onnx or not any_onnx
+            free = _is_free(model)
+            measures_all = free or not any_free
             for provider, threads, plugin, runtime, length in product(
                 self.providers if measures_all else ("auto",),
                 self.threads if measures_all else (None,),
                 self.plugins if measures_all else ("auto",),
-                self.runtimes if is_onnx else ("auto",),
+                self.runtimes if free else (AUTO,),
                 lengths,
             ):
                 combined.append(Candidate(model, provider, threads, length, plugin, runtime))
@@ -147,8 +150,10 @@ class Candidate:
         return min((other for other in candidates if other.model == first.model), key=unlike)
 
 
-def _is_onnx(model: Path) -> bool:
-    return model.suffix.lower() == ".onnx"
+def _is_free(model: Path) -> bool:
+    """Return whether the options choose where the file runs: one that was built runs where it was built for."""
+    backend = registry.of_file(model)
+    return backend is not None and not backend.built
 
 
 def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
@@ -170,6 +175,6 @@ _WORDED: dict[str, Callable[[Any], str]] = {
     "provider": str,
     "threads": lambda count: f"{count} thread{'s' if count != 1 else ''}",
     "plugin": "plugin {}".format,
-    "runtime": lambda name: "onnxruntime" if name == "auto" else name,
+    "runtime": lambda name: next(iter(registry.ROWS)) if name == AUTO else name,
     "seq_len": "n={}".format,
 }

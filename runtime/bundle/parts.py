@@ -17,6 +17,7 @@ from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import open_plain, read_plain
 from ...core.tensors import TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
+from ..backends import registry
 from .device.check_files import path_problem
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def read_model_part(path: Path) -> ModelPart:
     """
     from ...onnx_graph.facts import inspect_onnx
 
-    if path.suffix.lower() != ".onnx":
+    backend = registry.of_file(path)
+    if backend is None or backend.built:
         raise UsageError(
             f"Cannot bundle {path}.",
             why="A bundle needs a model.onnx.",

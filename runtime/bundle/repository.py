@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import LocalAttnError
 from ...core.tensors import TensorSpec
-from ..generation.step_file import other_tensors
+from ..backends import registry
+from ..backends.step_file import other_tensors
 from ..inputs.rows import ROWS, check_rows, open_batch, rows_stay_apart, spans_the_batch
 from ..inputs.vocabulary import vocabulary
 from ..session import Session, load
@@ -199,7 +200,8 @@ class Repository:
     def engine_home(self, engine: EnginePart) -> str:
         """Configure an engine and return its folder, which is outside the repository if Triton cannot run it."""
         facts = engine.facts
-        if facts.backend != "tensorrt":
+        backend = registry.named(facts.backend).triton_backend
+        if not backend:
             self.notes.append(f"{engine.path.name} is a {facts.backend} engine, for which Triton has no backend.")
             return "engines"
         name = served_name(f"{self._name}_{engine.path.stem}_tensorrt")
@@ -207,7 +209,7 @@ class Repository:
         filename = engine.path.name
         batched = self._facts.batched and open_batch(facts.inputs, facts.outputs)
         served = replace(self._facts, batched=batched, libraries=(), sample={})
-        text = model_config(name, "tensorrt", filename, facts.inputs, facts.outputs, self._serving, step, served)
+        text = model_config(name, backend, filename, facts.inputs, facts.outputs, self._serving, step, served)
         self._configure(name, text)
         if step is not None:
             self._start_values(name, step)

@@ -12,8 +12,8 @@ from ...core.documents.step_facts import StepFacts
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.tensors import TensorSpec, named_sizes
+from ..backends.step_file import other_tensors
 from ..generation.array_step import ArrayStep
-from ..generation.step_file import other_tensors
 from ..inputs.arrays import load_arrays, random_inputs
 from ..inputs.example_inputs import check_call
 from ..inputs.vocabulary import vocabulary

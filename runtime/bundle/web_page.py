@@ -17,7 +17,7 @@ from ...core.spelling import spelled
 from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
-from ..generation.step_file import data_inputs, other_tensors, step_facts
+from ..backends.step_file import data_inputs, other_tensors, step_facts
 from .parts import ModelPart
 from .place import BundleFiles
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.step_file import other_tensors
+from ..backends.step_session import StepSession
 from ..inputs.example_inputs import first_call
 from ..session import Arrays, Session
-from .step_file import other_tensors
-from .step_session import StepSession
 
 if TYPE_CHECKING:
     from ...core.documents.step_facts import StepFacts

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.documents.engine_facts import ENGINE_SUFFIX, read_engine_facts
+from ...core.documents.engine_facts import EngineFacts
 from ...core.documents.proof import proven_by_golden
-from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar, read_sidecar
+from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, LocalAttnError, MissingDependency, UsageError
 from ...core.progress import timed_steps
 from ...core.tolerance import Baseline, coarsest
 from ...onnx_graph.windows import windows_of_sidecar
+from ..backends import registry
 from .compare import compare_models, new_report, take_golden, worst_of
 from .comparison import largest_error, outcome_of, unproven_outputs
 from .golden import Golden
@@ -169,15 +170,16 @@ def _open_reference(request: ParityRequest) -> FileRunner:
         UsageError: it cannot be run this way.
     """
     path = request.against
-    if path.suffix.lower() == ENGINE_SUFFIX:
-        plugin = read_engine_facts(path).plugin
-        both = request.model.suffix.lower() == ENGINE_SUFFIX and plugin is not None and plugin.kind == "library"
+    facts = registry.choose(path)[0].facts(path)
+    if isinstance(facts, EngineFacts):
+        candidate = registry.of_file(request.model)
+        needs_library = facts.plugin is not None and facts.plugin.kind == "library"
+        both = candidate is not None and candidate.built and needs_library
         return open_runner(path, plugin=request.plugin if both else "auto")
     try:
         return open_runner(path, "cpu", "none", prefill=False)
     except MissingDependency as error:
-        sidecar = read_sidecar(path)
-        if sidecar is None or sidecar.function_body:
+        if facts is None or facts.function_body:
             raise
         raise UsageError(
             f"{path} cannot be the reference.",

@@ -1,7 +1,7 @@
 """Name the values of a file in fp16 that are beyond fp16's largest number, where a GPU computes infinity.
 
-Sessions on the CPU watch such values, if they are asked to (`runtime.ort.session.Halves`). A value counts where the
-file is fp16: what a function or a kernel computes in fp32 by its definition does not.
+Sessions of onnxruntime on the CPU watch such values, if they are asked to (`Halves` of its `session.py`). A value
+counts where the file is fp16: what a function or a kernel computes in fp32 by its definition does not.
 """
 
 from __future__ import annotations

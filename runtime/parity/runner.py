@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
-from ...core.documents.sidecar import Sidecar, read_sidecar
+from ...core.documents.engine_facts import EngineFacts
+from ...core.documents.sidecar import Sidecar
 from ...core.documents.window_view import WindowView
 from ...core.dtypes import SHORT_NAME
 from ...core.errors import UsageError
@@ -24,8 +24,10 @@ from ...core.tolerance import TOLERANCES, coarsest
 from ...onnx_graph import block_weights
 from ...onnx_graph.facts import inspect_onnx
 from ...onnx_graph.onnx_file import OnnxFile
+from ..backends import registry
+from ..backends.backend import AUTO
 from ..inputs.vocabulary import rows_of_table, vocabulary
-from ..session import AUTO_RUNTIME, Arrays, Session, find_model, load
+from ..session import Arrays, Session, find_model, load
 from .shared_inputs import cast_to
 
 if TYPE_CHECKING:
@@ -345,7 +347,7 @@ def open_runner(
     plugin: str = "auto",
     *,
     prefill: bool = True,
-    runtime: str = AUTO_RUNTIME,
+    runtime: str = AUTO,
     rounds: bool = False,
 ) -> FileRunner:
     """Open a file as a runner, even if it was changed: the comparison shows the effect.
@@ -365,40 +367,32 @@ def open_runner(
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     file = find_model(path)
-    engine = read_engine_facts(path) if path.suffix.lower() == ENGINE_SUFFIX else None
-    sidecar = read_sidecar(path) if engine is None else engine.model
+    backend, _ = registry.choose(path, runtime)
+    facts = backend.facts(path)
+    sidecar = facts.model if isinstance(facts, EngineFacts) else facts
     if sidecar is None or sidecar.step is None:
         session_of_file = load(file, provider, plugin=plugin, verify=False, runtime=runtime)
-        runner = SessionRunner(session_of_file, file, engine or sidecar)
-        if not (rounds and _may_round(runner)):
-            return runner
-        return SessionRunner(_rounding(file, plugin), file, engine or sidecar)
+        runner = SessionRunner(session_of_file, file, facts)
+        rounding = backend.open_rounding(file, session_of_file, plugin) if rounds and runner.dtype == "fp16" else None
+        return runner if rounding is None else SessionRunner(rounding, file, facts)
     from ..generation.step_session import open_session
 
     session = open_session(file, sidecar, provider, None, plugin, runtime, prefill=prefill)
     if not prefill:
         session.missing_prefill = None
-    step = StepRunner(session, file, engine or sidecar)
-    if not (rounds and _may_round(step)):
+    step = StepRunner(session, file, facts)
+    rounding = backend.open_rounding(file, session, plugin) if rounds and step.dtype == "fp16" else None
+    if rounding is None:
         return step
     from ..generation.array_step import ArrayStep
-    from ..generation.step_file import find_prefill
+    from ..generation.step_session import find_prefill
 
-    files, facts = {sidecar.step.chunk: file}, sidecar.step
+    sessions = {sidecar.step.chunk: rounding}
     companion = find_prefill(Path(file), sidecar) if prefill else None
     if companion is not None:
-        files[companion[1].chunk] = companion[0]
-    arrays = ArrayStep(facts, {chunk: _rounding(each, plugin) for chunk, each in files.items()})
+        opened = backend.open_rounding(companion[0], session, plugin)
+        assert opened is not None, "what rounds one file rounds the other"
+        sessions[companion[1].chunk] = opened
+    arrays = ArrayStep(sidecar.step, sessions)
     arrays.missing_prefill, arrays.plugin = session.missing_prefill, session.plugin
-    return StepRunner(arrays, file, engine or sidecar)
-
-
-def _may_round(runner: FileRunner) -> bool:
-    """Return whether a file is fp16 and onnxruntime runs it on the CPU, which does not round between its operators."""
-    return runner.dtype == "fp16" and (runner.backend, runner.provider) == ("onnxruntime", "cpu")
-
-
-def _rounding(file: Path | OnnxFile, plugin: str) -> Session:
-    from ..ort.session import open_file
-
-    return open_file(file, "cpu", plugin=plugin, halves="rounded")
+    return StepRunner(arrays, file, facts)

@@ -20,14 +20,14 @@ from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import VARIANTS, NodeAttributes, NodeVariant
 from localattn.core.nodes.gpu import SERVED, SERVED_OP_TYPES
 from localattn.core.storage.library_store import LibraryKind
-from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
 from localattn.plugins.kernel.spec import full_set
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library.build import up_to_date
 from localattn.plugins.library.facts import find_library, host_arch
 from localattn.plugins.library.selection import default_targets, needed_by
+from localattn.plugins.library.tensorrt_provider import rewrite_for_provider
 from localattn.runtime import load
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 from ..conftest import Finished
 from ..support.models import node_model

@@ -23,8 +23,8 @@ from localattn.core.machine import process
 from localattn.core.storage.publishing import sealed, sidecar_path
 from localattn.onnx_graph import onnx_file
 from localattn.onnx_graph.onnx_file import OnnxFile
-from localattn.runtime.engine.builder.source import read_source, stripped
-from localattn.runtime.ort.session import open_file
+from localattn.runtime.backends.onnxruntime.session import open_file
+from localattn.runtime.backends.tensorrt.builder.source import read_source, stripped
 from localattn.runtime.session import find_model
 
 from ..conftest import Finished
@@ -246,7 +246,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_why_a_provider_was_passed_over_is_logged(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ..runtime.ort.test_providers import CPU, CUDA, FakeRuntime
+    from ..runtime.backends.onnxruntime.test_providers import CPU, CUDA, FakeRuntime
 
     model = adding(1).SerializeToString()
     monkeypatch.setitem(sys.modules, "onnxruntime", FakeRuntime([CUDA, CPU], [CPU], "CUDA failure 35"))
@@ -281,7 +281,7 @@ def test_the_log_is_silent_until_it_is_asked_for(tmp_path: Path, localattn: Comm
 
 def test_nothing_of_the_process_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither onnxruntime's logger nor stdout, unless the process is the command line's."""
-    from ..runtime.ort.test_providers import CPU, CUDA, FakeRuntime
+    from ..runtime.backends.onnxruntime.test_providers import CPU, CUDA, FakeRuntime
 
     class Watched(FakeRuntime):
         def set_default_logger_severity(self, severity):
@@ -305,7 +305,7 @@ def test_nothing_of_the_process_is_changed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_onnxruntime_prints_of_missing_libraries_is_logged(
     log: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from localattn.runtime.ort.providers import PROVIDERS, load_libraries
+    from localattn.runtime.backends.onnxruntime.providers import PROVIDERS, load_libraries
 
     class Runtime:
         pass

@@ -27,7 +27,7 @@ from localattn.benchmarks.peers.grid import GEOMETRIES, QUICK, Cell, cells, choo
 from localattn.benchmarks.peers.store import Store
 from localattn.benchmarks.peers.table import OURS, PEERS
 from localattn.core.nodes.attention import HEADS_FIRST, VARIANT_BY_OP_TYPE, NodeAttributes
-from localattn.core.tensorrt_versions import parse
+from localattn.core.versions import parse
 
 from ..conftest import TINY, save_upstream
 from ..support.models.node_model import one_node

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,53 @@ print(json.dumps({"found": found, "faults": faults}))
 """
 
 
+# Runs a file in the runtime that the recipe adds, by the library and by commands, and asks the doctor for it.
+_RUNTIME_DRIVER = """
+import contextlib, io, json, sys
+import numpy as np
+import onnx.parser
+from localattn import load
+from localattn.cli import in_this_process
+from localattn.core.errors import LocalAttnError
+from localattn.doctor.abilities import judge
+from localattn.doctor.probes import PROBES
+from localattn.doctor.run_probes import run_probes
+
+path = sys.argv[1]
+graph = 'g (float[2,3] x) => (float[2,3] y) <float[3,3] w = {2,0,0, 0,2,0, 0,0,2}> { y = MatMul(x, w) }'
+onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {graph}'), path)
+session = load(path, runtime="toy")
+x = np.ones((2, 3), np.float32)
+answer = {"backend": session.backend, "sum": float(session.run({"x": x})["y"].sum()), "auto": load(path).backend}
+
+def ran(*arguments):
+    sys.argv, out = ["localattn", *arguments], io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        in_this_process()
+    return out.getvalue()
+
+from localattn.runtime.backends.toy.session import ToySession
+
+calls, execute = [], ToySession._execute
+ToySession._execute = lambda session, inputs: calls.append(inputs) or execute(session, inputs)
+shown = json.loads(ran("run", path, "--runtime", "toy", "--format", "json"))
+compared = json.loads(ran("parity", path, "--against", path, "--runtime", "toy", "--format", "json"))
+answer["run"], answer["parity"], answer["calls"] = shown["backend"], compared["passed"], len(calls)
+try:
+    load(path, "gpu", runtime="toy")
+except LocalAttnError as error:
+    answer["refused"] = [error.what, error.fix]
+try:
+    load(path, runtime="no")
+except LocalAttnError as error:
+    answer["known"] = error.fix
+findings = run_probes([probe for probe in PROBES if probe.name == "toy"])
+verdict = next(verdict for verdict in judge(findings) if verdict.ability.command == "run --runtime toy")
+answer["doctor"] = [findings[0].title, findings[0].status, verdict.able]
+print(json.dumps(answer))
+"""
+
+
 def recipe(title: str) -> list[str]:
     """The blocks below a heading of CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -74,28 +122,60 @@ def recipe(title: str) -> list[str]:
     return re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)
 
 
-def test_a_check_of_every_export_is_a_file_and_a_row(tmp_path: Path) -> None:
-    pytest.importorskip("local_attention")
-    copy = tmp_path / "localattn"
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package, to which each recipe is added."""
+    copy = tmp_path_factory.mktemp("recipes") / "localattn"
     shutil.copytree(ROOT, copy, ignore=_NOT_COPIED)
-    file, row = recipe("Adding a check")
-    (copy / "exporter/checks/node_names.py").write_text(file)
-    table = copy / "exporter/checks/table.py"
-    text = table.read_text()
-    text = text.replace("from .outcome", "from .node_names import check_node_names\nfrom .outcome", 1)
-    table.write_text(re.sub(r"(?m)^(CHECKS: .*= \($)", rf"\1\n{row.rstrip()}", text, count=1))
-    assert table.read_text().count("check_node_names") == 2
+    return copy
+
+
+def answer_of(driver: str, argument: Path, tree: Path) -> dict[str, Any]:
+    """The JSON that a program prints last, run with the changed copy of the package."""
     ran = subprocess.run(
-        [sys.executable, "-c", _DRIVER, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
+        [sys.executable, "-c", driver, str(argument)],
+        env={**os.environ, "PYTHONPATH": str(tree.parent)},
+        cwd=tree.parent,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    answer = json.loads(ran.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_check_of_every_export_is_a_file_and_a_row(tree: Path, tmp_path: Path) -> None:
+    pytest.importorskip("local_attention")
+    file, row = recipe("Adding a check")
+    (tree / "exporter/checks/node_names.py").write_text(file)
+    table = tree / "exporter/checks/table.py"
+    text = table.read_text()
+    text = text.replace("from .outcome", "from .node_names import check_node_names\nfrom .outcome", 1)
+    table.write_text(re.sub(r"(?m)^(CHECKS: .*= \($)", rf"\1\n{row.rstrip()}", text, count=1))
+    assert table.read_text().count("check_node_names") == 2
+    answer = answer_of(_DRIVER, tmp_path, tree)
     assert [kind for kind, checks in answer["found"].items() if checks["node names"] == "passed"] == [*answer["found"]]
     assert len(answer["faults"]) == 4
     for what, why in answer["faults"].values():
         assert "node names" in what and "1 node(s) have no name" in why
+
+
+def test_a_runtime_is_a_folder_and_a_row(tree: Path, tmp_path: Path) -> None:
+    *files, row = recipe("Adding a runtime")
+    folder = tree / "runtime/backends/toy"
+    folder.mkdir()
+    for name, text in zip(("package.py", "session.py", "backend.py"), files, strict=True):
+        (folder / name).write_text(text)
+    (folder / "__init__.py").write_text('"""A toy."""\n')
+    table = tree / "runtime/backends/registry.py"
+    changed = re.sub(r"(?m)^(ROWS = \{\n)((?: .*\n)+)", rf"\1\2{row}", table.read_text(), count=1)
+    assert changed != table.read_text()
+    table.write_text(changed)
+    answer = answer_of(_RUNTIME_DRIVER, tmp_path / "model.onnx", tree)
+    assert (answer["backend"], answer["sum"], answer["auto"]) == ("toy", 12.0, "onnxruntime")
+    assert (answer["run"], answer["parity"]) == ("toy", True)
+    assert answer["calls"] == 1 + 3  # `run` and the three seeds of `parity`, whose reference is onnxruntime
+    assert answer["refused"] == ["There is no provider 'gpu' for the toy.", "Known: auto, cpu."]
+    assert answer["known"].startswith("Known: auto, onnxruntime, openvino, toy;")
+    assert answer["doctor"] == ["the toy", "ok", True]

@@ -23,9 +23,9 @@ from localattn.exporter.models.hugging_face.arguments import HuggingFaceArgs, La
 from localattn.exporter.models.hugging_face.step_module import RotaryTable, step_arguments
 from localattn.exporter.models.parts.float64 import InFloat64
 from localattn.exporter.step_export import StepRequest, export_steps
+from localattn.runtime.backends.onnxruntime import step_session
+from localattn.runtime.backends.onnxruntime.step_session import OnnxRuntimeStep
 from localattn.runtime.generation.generator import Generator
-from localattn.runtime.ort import step_session
-from localattn.runtime.ort.step_session import OnnxRuntimeStep
 
 from ...conftest import Finished
 from ...support.models.engine_models import needs_rtx

@@ -20,7 +20,7 @@ from localattn.core.storage.library_store import CPU_KERNELS, candidates, find, 
 from localattn.plugins.cpu.build import up_to_date
 from localattn.plugins.cpu.check import check_library
 from localattn.plugins.cpu.facts import parse_facts
-from localattn.runtime.ort import custom_ops
+from localattn.runtime.backends.onnxruntime import custom_ops
 
 from ...conftest import Finished
 from ...support.models.engine_models import small_model

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from localattn.core.nodes.attention import DOMAIN, DOMAIN_VERSION, SEQUENCE_FIRST, NodeAttributes, NodeVariant
 from localattn.exporter.lowering.attention_function import attention_function
 from localattn.exporter.lowering.function_properties import properties_of
-from localattn.runtime.ort.session import OnnxRuntimeSession, open_bytes
+from localattn.runtime.backends.onnxruntime.session import OnnxRuntimeSession, open_bytes
 
 HEADS, HEAD_DIM = 2, 8
 ELEMENT = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}

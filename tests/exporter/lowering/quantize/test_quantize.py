@@ -22,7 +22,7 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.lowering.quantize import dynamic_int8
 from localattn.exporter.lowering.quantize.linear_layers import NARROWEST
 from localattn.exporter.lowering.trace import trace_module
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 from ....conftest import TINY, Finished, save_upstream
 
