@@ -358,7 +358,7 @@ def test_a_plugin_library_travels_by_processor(tiny_model: Path, tmp_path: Path)
     }
     assert f"--dynamicPlugins=plugins/{arch}/libx.so" in (tmp_path / "b/README.md").read_text()
     sidecar_path(library).write_text(json.dumps({"sha256": "0" * 64}))
-    with pytest.raises(CheckFailed, match="altered"):
+    with pytest.raises(CheckFailed, match="was changed"):
         create_bundle(BundleRequest(tiny_model, tmp_path / "c", samples=0, plugins=(library,)))
     with pytest.raises(UsageError, match="not a plugin library"):
         create_bundle(BundleRequest(tiny_model, tmp_path / "c", samples=0, plugins=(tiny_model,)))
