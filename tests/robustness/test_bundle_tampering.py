@@ -104,10 +104,10 @@ def add_socket(bundle: Path) -> None:
 
 # What is done to a folder, the exit code it must cost, and words of the error.
 FOLDERS: dict[str, tuple[Change, int, str]] = {
-    "a flipped bit in the model": (lambda b: flip(b / "model/tiny.onnx"), 1, "was altered"),
-    "a flipped bit in a sample": (lambda b: flip(b / "samples/tiny.0.outputs.npz"), 1, "was altered"),
-    "a flipped bit in a script": (lambda b: flip(b / "run_engine.py"), 1, "was altered"),
-    "an altered sidecar": (lambda b: flip(b / "model/tiny.onnx.json"), 1, "was altered"),
+    "a flipped bit in the model": (lambda b: flip(b / "model/tiny.onnx"), 1, "was changed"),
+    "a flipped bit in a sample": (lambda b: flip(b / "samples/tiny.0.outputs.npz"), 1, "was changed"),
+    "a flipped bit in a script": (lambda b: flip(b / "run_engine.py"), 1, "was changed"),
+    "an altered sidecar": (lambda b: flip(b / "model/tiny.onnx.json"), 1, "was changed"),
     "a cut file": (lambda b: os.truncate(b / "model/tiny.onnx", 100), 1, "bytes"),
     "a missing file": (lambda b: (b / "model/tiny.onnx.json").unlink(), 1, "is missing"),
     "a file that is not listed": (lambda b: (b / "model/more.bin").write_bytes(b"x"), 1, "is not listed"),
@@ -173,7 +173,7 @@ FOLDERS: dict[str, tuple[Change, int, str]] = {
         "not a valid folder name",
     ),
     "a negative size": (lambda b: edit_manifest(b, lambda m: m["files"][0].update(size=-1)), 2, "size"),
-    "a huge size": (lambda b: edit_manifest(b, lambda m: m["files"][0].update(size=1 << 62)), 1, "was altered"),
+    "a huge size": (lambda b: edit_manifest(b, lambda m: m["files"][0].update(size=1 << 62)), 1, "was changed"),
     "a model outside": (lambda b: edit_manifest(b, lambda m: m["models"][0].update(path="../x")), 2, "not listed"),
     "samples outside": (lambda b: edit_manifest(b, lambda m: m["samples"][0].update(inputs="../x")), 2, "not listed"),
     "a plugin outside": (lambda b: edit_manifest(b, lambda m: m["models"][0].update(plugins=["/x"])), 2, "not listed"),

@@ -483,7 +483,7 @@ def test_engines_whose_folders_would_have_one_name_are_refused(tiny_model: Path,
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"engine_sha256": "0" * 64}, CheckFailed, "altered"),
+        ({"engine_sha256": "0" * 64}, CheckFailed, "was changed"),
         ({"onnx_sha256": "0" * 64}, UsageError, "not an engine of"),
         ({"plugin": {"kind": "library", "path": "x.so", "sha256": "1" * 64}}, UsageError, "plugin library"),
     ],
