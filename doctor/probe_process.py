@@ -86,9 +86,8 @@ def provider(name: str) -> dict[str, Any]:
     if name != "CPUExecutionProvider" and hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
     if name == "TensorrtExecutionProvider":
-        with contextlib.suppress(
-            ImportError, OSError
-        ):  # the package contains the libraries, which the system may have instead
+        # The package contains the libraries, which the system may have instead.
+        with contextlib.suppress(ImportError, OSError):
             import_module("tensorrt")
     options = ort.SessionOptions()
     options.log_severity_level = 4
