@@ -45,6 +45,7 @@ from .lowering.quantize.fp8_attention import check_attention, measure, quantize_
 from .lowering.quantize.on_text import rounding_on_text
 from .lowering.quantize.weights import check_weights, quantize_weights, spans_tokens
 from .models.family import TORCH_DTYPE, ShapeRequest
+from .models.forms import FolderFamily
 from .source.dynamic_axes import check_axes, dimensions, dynamic_specs
 from .source.reference_runner import ReferenceRunner
 from .source.source_model import SourceModel
@@ -243,10 +244,9 @@ def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]
     Raises:
         UsageError: another file of one of these names lies there.
     """
-    form = source.family.folder
-    if form is None or not request.checkpoint.is_dir():
+    if not isinstance(source.family, FolderFamily) or not request.checkpoint.is_dir():
         return []
-    return check_companions(request.checkpoint, form.companions, request.output)
+    return check_companions(request.checkpoint, source.family.companions, request.output)
 
 
 class _CheckpointFile(SequenceFile):

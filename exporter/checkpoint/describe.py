@@ -107,7 +107,7 @@ def _size(path: Path) -> int:
 def _of_windows(resolved: Resolved) -> dict[str, Any]:
     family = CLASSES[resolved.class_name].family
     views = family.window_views(resolved.class_name, resolved.args, None)
-    return {"window": family.describe_window(resolved.args), "windows": [view.to_dict() for view in views]}
+    return {"window": resolved.args.describe(), "windows": [view.to_dict() for view in views]}
 
 
 def _entries(values: Any, source: str) -> dict[str, dict[str, Any]]:

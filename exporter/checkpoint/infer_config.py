@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ...core.error_texts import shown
 from ...core.errors import UsageError
 from ..models.arguments import Arguments
-from ..models.family import StateDictForm, expected_shapes
+from ..models.family import expected_shapes
+from ..models.forms import StateDictFamily
 from ..models.inference import INV_FREQ, Findings, TensorShapes, bounded
 from ..models.registry import CLASSES, ClassEntry, detect_family
 from .config import RawConfig, adds_residual_only, check_names, resolve_class
@@ -91,7 +92,7 @@ class Gathered:
 
     Args:
         entry: the model's class.
-        form: how its family reads a state dict.
+        family: its family.
         given: arguments from the config, the overrides and the checkpoint's own settings.
         findings: arguments inferred from the weights.
         own: arguments from the checkpoint's own settings.
@@ -103,7 +104,7 @@ class Gathered:
     """
 
     entry: ClassEntry
-    form: StateDictForm
+    family: StateDictFamily[Any]
     given: dict[str, Any]
     findings: Findings
     own: Settings
@@ -141,14 +142,14 @@ def gather(
     config, overrides, settings = config or RawConfig(), overrides or {}, settings or {}
     canonical, notes = canonical_state(state)
     shapes = {name: tuple(tensor.shape) for name, tensor in canonical.items()}
-    entry, form = _entry(shapes, *_class_name(config, settings))
+    entry, family = _entry(shapes, *_class_name(config, settings))
     release = config.hyper_connections
     adds_residual_only(release)  # only to refuse an invalid version
     given = check_names(entry, {**config.kwargs, **overrides})
     own = read_settings(settings, entry)
     for name in {*overrides, *(name for name, value in given.items() if value is None)}:
         own = own.without(name, f"{shown(given.get(name))} is given")
-    findings = _findings(form, canonical, shapes, {**own.values, **given}, given)
+    findings = _findings(family, canonical, shapes, {**own.values, **given}, given)
     inferred = {name: found.value for name, found in findings.items()}
     own = reconciled(own, {**given, _RELEASE: release}, inferred, config.source)
     if _RELEASE in own.values:
@@ -159,16 +160,19 @@ def gather(
             own = own.without(_RELEASE, "it is not a release")
     given = own.without(_RELEASE, "").values | given
     try:
-        findings = _findings(form, canonical, shapes, given)
+        findings = _findings(family, canonical, shapes, given)
     except UsageError as error:
         sources = ", ".join(setting.source for settings in own.used.values() for setting in settings)
         why = f"{error.why} The checkpoint states: {sources}." if sources else error.why
         raise UsageError(error.what, why=why, fix=error.fix) from error
-    return Gathered(entry, form, given, findings, own, release, canonical, shapes, notes, has_config)
+    return Gathered(entry, family, given, findings, own, release, canonical, shapes, notes, has_config)
 
 
 def _findings(
-    form: StateDictForm, state: dict[str, torch.Tensor], shapes: TensorShapes, *attempts: Mapping[str, Any]
+    family: StateDictFamily[Any],
+    state: dict[str, torch.Tensor],
+    shapes: TensorShapes,
+    *attempts: Mapping[str, Any],
 ) -> Findings:
     """Infer arguments from the weights, with the first set of given arguments that fits their shapes.
 
@@ -177,8 +181,8 @@ def _findings(
     """
     for given in attempts[:-1]:
         with suppress(UsageError):
-            return form.infer_arguments(shapes, given) | form.infer_values(state)
-    return form.infer_arguments(shapes, attempts[-1]) | form.infer_values(state)
+            return family.infer_arguments(shapes, given) | family.infer_values(state)
+    return family.infer_arguments(shapes, attempts[-1]) | family.infer_values(state)
 
 
 def infer_config(known: Gathered) -> Resolved:
@@ -190,7 +194,7 @@ def infer_config(known: Gathered) -> Resolved:
     entry, findings, shapes = known.entry, known.findings, known.shapes
     _check_given(known)
     values = known.values
-    values |= known.form.follow(values)
+    values |= known.family.follow(values)
     args = entry.args(**values)
     expected = expected_shapes(entry.family, args)
     _check_consistent(known, args, expected)
@@ -230,12 +234,12 @@ def _class_name(config: RawConfig, settings: Mapping[str, Any]) -> tuple[str | N
     return said[0] if said else (None, "")
 
 
-def _entry(shapes: TensorShapes, class_name: str | None, source: str) -> tuple[ClassEntry, StateDictForm]:
-    """Return the entry of the given class, or else of the class that the tensors' names show."""
-    family, form = detect_family(shapes)
+def _entry(shapes: TensorShapes, class_name: str | None, source: str) -> tuple[ClassEntry, StateDictFamily[Any]]:
+    """Return the entry of the given class, or else of the class that the tensors' names show, and its family."""
+    family = detect_family(shapes)
     detected = CLASSES[family.classes[0].name]
     if class_name is None:
-        return detected, form
+        return detected, family
     entry = resolve_class(class_name)
     if entry.family is not family:
         raise UsageError(
@@ -243,7 +247,7 @@ def _entry(shapes: TensorShapes, class_name: str | None, source: str) -> tuple[C
             why=f"The checkpoint has {bounded(list(shapes), 3) or 'no tensors'}.",
             fix="Correct the class, or leave it out.",
         )
-    return entry, form
+    return entry, family
 
 
 def _check_given(known: Gathered) -> None:
@@ -299,7 +303,7 @@ def _assumptions(
     entry: ClassEntry, args: Arguments, known: set[str], release: str | None, buffers_absent: bool
 ) -> list[str]:
     """Write notes on the arguments that neither the weights nor the configuration contain."""
-    notes, geometry = [], entry.family.geometry(args)
+    notes, geometry = [], args.geometry()
     # The geometry has the value for which a default of None stands.
     assumed = [
         f"{name} = {getattr(geometry, name, getattr(args, name))}"

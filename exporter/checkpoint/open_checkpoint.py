@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +18,8 @@ from ...core.storage.files import sha256
 from ...core.storage.reading import check_plain
 from ...core.storage.unchanged import Unchanged, unchanged
 from ...core.storage.wrong_file import check_exists
-from ..models.family import FolderContents, FolderForm, ShapeRequest
+from ..models.family import ShapeRequest
+from ..models.forms import FolderContents, FolderFamily, FolderRequest, StepFamily
 from ..models.registry import CLASSES, detect_family, find_folder, read_live
 from ..source.source_model import SourceModel
 from ..source.upstream_class import upstream_module
@@ -65,10 +66,11 @@ class OpenedCheckpoint:
             UsageError: a longest sequence was asked for, and the model's arguments state it already.
         """
         resolved = self.resolved
-        form = CLASSES[resolved.class_name].family.step
-        if form is not None and form.arguments is not None:
-            args = form.arguments(resolved.args, request.batch, request.max_length)
-            return replace(self, resolved=replace(resolved, args=args))
+        family = CLASSES[resolved.class_name].family
+        if isinstance(family, StepFamily):
+            args = family.step_arguments(resolved.args, request.batch, request.max_length)
+            if args is not None:
+                return replace(self, resolved=replace(resolved, args=args))
         if request.max_length is not None:
             raise UsageError(
                 f"{argument('max_length')} does not apply to {resolved.class_name}.",
@@ -134,7 +136,7 @@ def open_checkpoint(
         MissingDependency: a package that the checkpoint's format needs is not installed.
     """
     check_exists(path)
-    if path.is_dir() and (form := find_folder(path)) is not None:
+    if path.is_dir() and (folder_family := find_folder(path)) is not None:
         if config is not None:
             raise UsageError(
                 f"{path} needs no separate configuration.",
@@ -145,16 +147,16 @@ def open_checkpoint(
             raise UsageError(
                 f"{argument('entry')} does not apply to {path}.", why="A model's folder holds one set of weights."
             )
-        asked = {} if shapes is None else {"shapes": shapes, "steps": steps}
-        return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs, **asked})
+        request = FolderRequest(task, {} if known is None else known.kwargs, shapes, steps)
+        return _open_folder(path, folder_family, request)
     if task is not None:
         raise UsageError(
             f"{argument('task')} does not apply to {path}.", why="It applies to Hugging Face folders only."
         )
     loaded = with_tied(load_state(path, entry=entry))
     overrides = {}
-    family, _ = detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})
-    if shapes is not None and family.sizes_are_arguments:  # otherwise they follow from the shapes of the inputs
+    family = detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})
+    if shapes is not None and family.sizes_are_arguments:  # else they follow from the shapes of the inputs
         sizes = {"heads": shapes.heads, "dim_head": shapes.dim_head}
         overrides = {name: size for name, size in sizes.items() if size is not None}
     if config is not None or known is None:
@@ -184,7 +186,7 @@ def _opened(read: FolderContents, digest: str, path: Path, files: Unchanged | No
     return OpenedCheckpoint(loaded, resolved, tuple(read.warnings), read.original)
 
 
-def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> OpenedCheckpoint:
+def _open_folder(path: Path, family: FolderFamily[Any], request: FolderRequest) -> OpenedCheckpoint:
     """Read a checkpoint folder, whose configuration is complete.
 
     Its SHA-256 is computed from the SHA-256 of its files in order.
@@ -192,7 +194,7 @@ def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> Open
     Raises:
         UsageError: one of its files is missing, not a plain file, or cannot be read, or changes meanwhile.
     """
-    files = form.files(path)
+    files = family.files(path)
     for file in files:
         check_plain(file)
         if not file.is_file():
@@ -202,7 +204,7 @@ def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> Open
                 fix="Copy the whole folder.",
             )
     with unchanged(files) as state:
-        read = form.read(path, given)
+        read = family.read(path, request)
         _log.info("%s: %s with %d tensors", path, read.class_name, len(read.state))
         digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
     return _opened(read, digest, path, state)

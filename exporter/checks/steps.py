@@ -64,7 +64,7 @@ def check_step_parity(
     found: list[tuple[str, Comparison]] = []
     alone: set[str] = set()
     for inputs in _sequences(judged, source, whole, dtype, goes_on=then is not None):
-        size = next(iter(inputs.arrays.values())).shape[source.form.length_axis]
+        size = next(iter(inputs.arrays.values())).shape[source.family.length_axis]
         singles = None if then is None else min(_AFTER_CHUNKS, size - source.chunk)
         candidate = step_runner(judged.session, source, dtype, then, singles)
         at = whole if size == length else whole.resized(seq_len=size)
@@ -107,7 +107,7 @@ def _sequences(
         yield InputSet("", long)
         return
     yield InputSet("the longest row", judged.filled(long, specs, 0), alone=judged.judges_alone)
-    if whole.family.sequence_axis not in (-2, 1) or source.form.length_axis != 1:
+    if whole.family.sequence_axis not in (-2, 1) or source.family.length_axis != 1:
         return
     multiple = 1 if goes_on or chunk == 1 else chunk
     most = min(length, max(chunk + _FEW, _SHORT) if chunk > 1 else _SHORT)

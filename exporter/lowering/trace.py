@@ -198,7 +198,7 @@ class _Entry(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, source: SourceModel, dtype: str) -> None:
         super().__init__()
-        self.model, self.names = model, [source.parameter(spec.name) for spec in source.inputs(dtype)]
+        self.model, self.names = model, [source.family.parameters.get(x.name, x.name) for x in source.inputs(dtype)]
         self.computes_in = TORCH_DTYPE[dtype] if source.family.casts_inputs else None
         self.gives: torch.dtype = getattr(torch, IO_NAME[dtype])
 

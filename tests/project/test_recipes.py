@@ -115,11 +115,64 @@ print(json.dumps(answer))
 """
 
 
+# Inspects two types of Hugging Face models, one of which has a file of its own, and exports a model of a new family.
+_MODELS_DRIVER = """
+import json, sys
+from pathlib import Path
+import transformers
+from safetensors.torch import save_file
+from localattn import export
+from localattn.core.documents.sidecar import read_sidecar
+from localattn.core.errors import UsageError
+from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.models.toy import family as toy
+
+folder, answers = Path(sys.argv[1]), {}
+tiny = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+tiny |= {"num_key_value_heads": 1, "num_hidden_layers": 1, "max_position_embeddings": 256, "sliding_window": 16}
+tiny |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "original_max_position_embeddings": 64}
+for kind, config, model in (
+    ("phi3", transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    ("mistral", transformers.MistralConfig, transformers.MistralForCausalLM),
+):
+    model(config(**tiny)).save_pretrained(folder / kind)
+    opened, refused = open_checkpoint(folder / kind), ""
+    try:
+        opened.source(ShapeRequest(seq_len=100))
+    except UsageError as error:
+        refused = error.why
+    answers[kind] = (opened.notes, opened.resolved.args.longest, refused)
+
+values = {"vocab_size": 31, "width": 16, "heads": 2, "window": 4, "max_length": 29}
+(folder / "tagger").mkdir()
+weights = toy.Tagger(toy.TaggerArgs(**values)).state_dict()
+save_file({name: 2 * tensor for name, tensor in weights.items()}, folder / "tagger" / "model.safetensors")
+(folder / "tagger" / "config.json").write_text(json.dumps({"model_type": "toy", **values}))
+export(folder / "tagger", folder / "tagger.onnx", dynamic=[], quick=True)
+written = read_sidecar(folder / "tagger.onnx")
+answers["toy"] = {
+    "class": written.class_name,
+    "outputs": [output.name for output in written.outputs],
+    "checks": {check.name: check.status for check in written.checks},
+}
+print(json.dumps(answers))
+"""
+
+
 def recipe(title: str) -> list[str]:
     """The blocks below a heading of CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = text.split(f"### {title}\n", 1)[1].split("\n### ", 1)[0]
     return re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)
+
+
+def insert(path: Path, pattern: str, added: str) -> None:
+    """Add lines below the first line that matches a pattern."""
+    text = path.read_text()
+    changed = re.sub(rf"(?m)^({pattern})$", lambda found: f"{found[1]}\n{added.rstrip()}", text, count=1)
+    assert changed != text, (path, pattern)
+    path.write_text(changed)
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +232,44 @@ def test_a_runtime_is_a_folder_and_a_row(tree: Path, tmp_path: Path) -> None:
     assert answer["refused"] == ["There is no provider 'gpu' for the toy.", "Known: auto, cpu."]
     assert answer["known"].startswith("Known: auto, onnxruntime, openvino, toy;")
     assert answer["doctor"] == ["the toy", "ok", True]
+
+
+@pytest.fixture(scope="module")
+def models(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a copy of the tree answers that has the type and the family of the recipes."""
+    pytest.importorskip("transformers", minversion="5.23")
+    _add_type(tree)
+    _add_family(tree)
+    return answer_of(_MODELS_DRIVER, tmp_path_factory.mktemp("models"), tree)
+
+
+def _add_type(copy: Path) -> None:
+    (file,) = recipe("Adding a Hugging Face type")
+    path = copy / "exporter/models/hugging_face/types/phi3.py"
+    assert not path.exists()
+    path.write_text(file)
+
+
+def _add_family(copy: Path) -> None:
+    row, imported = recipe("Adding a family of models")
+    folder = copy / "exporter/models/toy"
+    folder.mkdir()
+    (folder / "__init__.py").write_text('"""Taggers, an example."""\n')
+    shutil.copyfile(ROOT / "examples/toy_family.py", folder / "family.py")
+    registry = copy / "exporter/models/registry.py"
+    insert(registry, r"FAMILIES: .*= \[", row)
+    insert(registry, r"from \.local_transformer\.family .*", imported)
+
+
+def test_a_hugging_face_type_that_differs_is_a_file(models: dict[str, Any]) -> None:
+    """Its notes are told, and its positions refused beyond; a type without the file keeps those of its config.json."""
+    told, longest, refused = models["phi3"]
+    assert any("its positions end where its first training did" in note for note in told)
+    assert longest == 64 and "64 positions" in refused
+    told, longest, refused = models["mistral"]
+    assert not any("training" in note for note in told) and longest == 256 and refused == ""
+
+
+def test_a_family_is_a_folder_and_a_row(models: dict[str, Any]) -> None:
+    assert models["toy"]["class"] == "toy.Tagger"
+    assert models["toy"]["checks"]["parity"] == "passed" and models["toy"]["outputs"] == ["logits", "hidden"]

@@ -18,7 +18,8 @@ from ....core.error_texts import argument, shown
 from ....core.errors import UsageError
 from ....core.storage.reading import open_plain, read_json, read_plain
 from ..inference import bounded
-from .config import CONFIG, FEATURES, raised, read_config
+from .config import CONFIG, raised, read_config
+from .model_class import FEATURES
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SAFETENSORS, SAFETENSORS_INDEX = ".safetensors", ".safetensors.index.json"

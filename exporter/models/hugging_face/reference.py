@@ -36,18 +36,20 @@ _ROUNDED = 0.3
 
 
 def reference(
-    spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor], positions: Tensor | None
+    spec: ModelSpec[HuggingFaceArgs], state: Float64State, inputs: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
     """Compute the outputs of the untouched model in float64."""
     return _run(spec, state, inputs)[0]
 
 
-def undecided(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor | None:
+def undecided(
+    spec: ModelSpec[HuggingFaceArgs], state: Float64State, inputs: Mapping[str, Tensor], dtype: torch.dtype
+) -> Tensor | None:
     """Return the tokens `[B, N]` whose experts rounding decides in a precision; None in a model without experts.
 
     Tokens that see one of them through a later layer are returned too, unless less than a tenth would be left.
     """
-    args: HuggingFaceArgs = spec.args
+    args = spec.args
     if not any("expert" in name for name in args.config):
         return None
     batch, length = shape = inputs[args.inputs[0]].shape
@@ -74,9 +76,11 @@ def _seeing(marked: Tensor, layer: Layer) -> Tensor:
     return (before[:, end] > before[:, first]) | marked
 
 
-def _run(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+def _run(
+    spec: ModelSpec[HuggingFaceArgs], state: Float64State, inputs: Mapping[str, Tensor]
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """Compute the outputs, and by how much each choice of experts was decided."""
-    args: HuggingFaceArgs = spec.args
+    args = spec.args
     model: Any = state.original()
     with torch.no_grad(), InFloat64() as mode:
         result = model(**inputs, **without_cache(model), return_dict=True)

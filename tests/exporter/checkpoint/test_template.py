@@ -43,7 +43,7 @@ def checkpoint(tmp_path) -> Path:
 def test_every_argument_is_shown_by_the_weights_or_asked_for(name):
     entry = CLASSES[name]
     shapes = {key: tuple(tensor.shape) for key, tensor in STATES[name]().state_dict().items()}
-    shown = set(detect_family(shapes)[1].infer_arguments(shapes, {}))
+    shown = set(detect_family(shapes).infer_arguments(shapes, {}))
     asked = set(hidden_arguments(entry, {"qk_rmsnorm": True, "use_xpos": True}))
     unknown = set(entry.args.model_fields) - shown - asked - NO_EFFECT
     assert unknown == set()

@@ -22,11 +22,13 @@ from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint, open_
 from localattn.exporter.checks.sweep import fewer_sizes, shows
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.models.hugging_face import family, observe
+from localattn.exporter.models.hugging_face import observe
 from localattn.exporter.models.hugging_face.arguments import Layer, words
-from localattn.exporter.models.hugging_face.config import choose_class, made_config
-from localattn.exporter.models.hugging_face.family import describe
+from localattn.exporter.models.hugging_face.config import made_config
+from localattn.exporter.models.hugging_face.model_class import choose_class
 from localattn.exporter.models.hugging_face.observe import Observation, Reach, Seen, read_reach
+from localattn.exporter.models.hugging_face.quirks import Quirks
+from localattn.exporter.models.hugging_face.reading import describe
 from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
 from localattn.exporter.user_module.export_module import ModuleOptions, plan_module
@@ -191,7 +193,7 @@ def test_a_file_whose_window_is_one_short_is_found(folder: Path, tmp_path: Path)
     args = opened.resolved.args
     narrow = [layer.model_copy(update={"back": 7}) if layer.back else layer for layer in args.layers]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "read_layers", lambda model, names: (narrow, _run(model, names)))
+        patch.setattr(Quirks, "read_layers", lambda self, model, names: (narrow, _run(model, names)))
         with pytest.raises(CheckFailed, match="parity"):
             export(ExportRequest(folder, tmp_path / "model.onnx"))
 

@@ -21,7 +21,8 @@ from localattn.core.errors import CheckFailed, UsageError
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint, open_live
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.models.hugging_face import family, module, weights
+from localattn.exporter.models.hugging_face import module, reading, weights
+from localattn.exporter.models.hugging_face.family import HuggingFaceFamily
 
 from ...conftest import Finished
 from ...support import run_folder
@@ -179,18 +180,17 @@ def test_parity_sees_a_wrong_part_of_the_loading(
     """The part computes something else than it should; the reference does not go through it."""
     folder = save(tmp_path / "model", "qwen3", "retied")
     if part == "load":
-        load = module.load
+        load = HuggingFaceFamily.load
 
-        def tie(model: Any, state: Any) -> None:
-            load(model, state)
+        def tie(self: Any, model: Any, state: Any) -> None:
+            load(self, model, state)
             model.lm_head.weight = model.model.embed_tokens.weight
 
-        monkeypatch.setattr("localattn.exporter.models.registry.CLASSES", _with_load(tie))
-        monkeypatch.setattr("localattn.exporter.source.source_model.CLASSES", _with_load(tie))
+        monkeypatch.setattr(HuggingFaceFamily, "load", tie)
     elif part == "made_config":
-        made = family.made_config
+        made = reading.made_config
         changed = {"rope_parameters": {"rope_type": "default", "rope_theta": 9e3}}
-        for owner in (family, module):
+        for owner in (reading, module):
             monkeypatch.setattr(owner, "made_config", lambda raw, where: made({**raw, **changed}, where))
     else:
         loaded = weights.load_model
@@ -204,15 +204,6 @@ def test_parity_sees_a_wrong_part_of_the_loading(
     with pytest.raises(CheckFailed, match="parity"):
         export(ExportRequest(folder, tmp_path / "model.onnx", quick=True))
     assert wrong
-
-
-def _with_load(load: Callable[..., None]) -> dict[str, Any]:
-    from dataclasses import replace
-
-    from localattn.exporter.models.registry import CLASSES
-
-    name = family.CLASS
-    return {**CLASSES, name: replace(CLASSES[name], family=replace(CLASSES[name].family, load=load))}
 
 
 def test_the_reference_reads_the_folder_itself(qwen3: Path, tmp_path: Path) -> None:
