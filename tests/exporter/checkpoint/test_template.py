@@ -101,7 +101,7 @@ def test_inspect_writes_it_and_never_replaces(checkpoint, localattn):
     before = written.read_bytes()
     for words in (("export", checkpoint), ("inspect", checkpoint)):
         result = localattn(*words)
-        assert result.code == 2 and "not complete: local_attn_window_size" in result.err
+        assert result.code == 2 and "incomplete: local_attn_window_size" in result.err
     written.write_text('{"kwargs": {"local_attn_window_size": 4}}')
     before = written.read_bytes()
     result = localattn("inspect", checkpoint, "--write-config", "--force")
@@ -128,7 +128,7 @@ def test_what_the_checkpoint_says_itself_is_in_it(tmp_path, localattn):
     state = STATES["local_attention.LocalTransformer"]().state_dict()
     torch.save({"state_dict": state, "hyper_parameters": {"window_size": 4, "causal": True}}, path)
     assert localattn("inspect", path, "--write-config").code == 0
-    with pytest.raises(UsageError, match="not complete: exact_windowsize"):
+    with pytest.raises(UsageError, match="incomplete: exact_windowsize"):
         load_config(path.with_suffix(".json"))
     kwargs = json.loads(path.with_suffix(".json").read_text())["kwargs"]
     assert (kwargs["local_attn_window_size"], kwargs["causal"]) == (4, True)
