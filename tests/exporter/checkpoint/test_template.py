@@ -105,7 +105,7 @@ def test_inspect_writes_it_and_never_replaces(checkpoint, localattn):
     written.write_text('{"kwargs": {"local_attn_window_size": 4}}')
     before = written.read_bytes()
     result = localattn("inspect", checkpoint, "--write-config", "--force")
-    assert result.code == 2 and "never replaced" in result.err and written.read_bytes() == before
+    assert result.code == 2 and "never overwritten" in result.err and written.read_bytes() == before
 
 
 def describe_or_template(checkpoint: Path, written: Path) -> dict:
