@@ -151,4 +151,4 @@ def test_an_optimizer_is_called_one(tmp_path: Path) -> None:
 
 def test_a_list_of_tensors(tmp_path: Path) -> None:
     torch.save([*STATE.values()], tmp_path / "w.pt")
-    assert "holds a list of 2 tensors without names" in refusal(tmp_path / "w.pt").what
+    assert "contains a list of 2 tensors without names" in refusal(tmp_path / "w.pt").what

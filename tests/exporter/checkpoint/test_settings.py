@@ -101,7 +101,7 @@ def test_more_than_the_window(tmp_path, state):
 @pytest.mark.parametrize(
     ("settings", "shown", "why"),
     [
-        ({"data": {"window_size": 4}}, "hyper_parameters.data.window_size", "data may be"),
+        ({"data": {"window_size": 4}}, "hyper_parameters.data.window_size", "data may describe"),
         ({"optimizer": {"init_args": {WINDOW: 4}}}, f"hyper_parameters.optimizer.init_args.{WINDOW}", "optimizer may"),
         ({WINDOW: 4, "model": {WINDOW: 8}}, f"hyper_parameters.{WINDOW}", "two values"),
         ({"window_size": 4, "attn_window_size": 8}, "hyper_parameters.window_size", "two values"),
@@ -168,7 +168,7 @@ def test_the_class_is_read_and_may_not_contradict(tmp_path):
         open_checkpoint(tmp_path / "model.pt")
     (tmp_path / "model.json").unlink()
     content["config"]["_target_"] = "LocalTransformer"
-    with pytest.raises(UsageError, match=r"LocalTransformer by the checkpoint's config\._target_, but the weights"):
+    with pytest.raises(UsageError, match=r"config\._target_ gives the class local_attention.LocalTransformer, but the weights"):
         open_checkpoint(saved(tmp_path, content))
 
 
