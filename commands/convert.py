@@ -23,7 +23,7 @@ def convert(
         Path, typer.Option("--output", "-o", help="The file to write.", show_default=False), OutputPath(ONNX)
     ],
     standard_ops: Annotated[
-        bool, typer.Option("--standard-ops", help="To standard operators alone, no functions.")
+        bool, typer.Option("--standard-ops", help="Convert to standard operators only, without ONNX functions.")
     ] = False,
     checks: ChecksOption = "all",
     force: ForceOption = False,

@@ -36,7 +36,9 @@ def export(
     *,
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors; of some families a folder.", show_default=False),
+        typer.Argument(
+            help="Weights: a .pt, .pth, .ckpt, .bin or .safetensors file, or a Hugging Face folder.", show_default=False
+        ),
         INPUT,
     ] = None,
     output: Annotated[

@@ -29,34 +29,38 @@ if TYPE_CHECKING:
 def parity(
     models: Annotated[
         list[Path],
-        typer.Argument(metavar="MODEL...", help="The exported model, engines of it, or several.", show_default=False),
+        typer.Argument(metavar="MODEL...", help="Exported models, or engines of them.", show_default=False),
         INPUT,
     ],
     against: Annotated[
         Path | None,
         typer.Option(
-            help="The checkpoint it was exported from; or another exported file, which needs no PyTorch.",
+            help="The checkpoint of the exported model; or another exported file, which needs no PyTorch.",
             show_default=False,
         ),
         INPUT,
     ] = None,
     golden: Annotated[
         Path | None,
-        typer.Option(help="An .npz that localattn.record wrote from your own model; alone, or with --against."),
+        typer.Option(help="An .npz that localattn.record wrote from your own model; with or without --against."),
         INPUT,
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="The checkpoint's configuration. (Default: the sidecar's, else the one beside it.)"),
+        typer.Option(
+            help="The checkpoint's configuration. (Default: the sidecar's, else the one in the checkpoint's folder.)"
+        ),
         INPUT,
     ] = None,
     entry: EntryOption = None,
-    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many sets of inputs at the largest size.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=MOST_SEEDS, help="Number of sets of inputs at the largest size.")
+    ] = 3,
     seed: Annotated[int, seed_option("The first seed.")] = 0,
     atol: Annotated[float | None, number_option("Absolute tolerance. (Default: by dtype.)")] = None,
     rtol: Annotated[float | None, number_option("Relative tolerance. (Default: by dtype.)")] = None,
     load_inputs: Annotated[
-        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of text, or random ones."), INPUT
+        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of text or random inputs."), INPUT
     ] = None,
     save_inputs: Annotated[
         Path | None, typer.Option(help="Write the worst seed's inputs to this .npz."), OutputPath(NPZ)
@@ -72,7 +76,10 @@ def parity(
     ] = None,
     causal: Annotated[
         bool | None,
-        typer.Option("--causal/--not-causal", help="AFTLocal: how it was exported. (Default: the sidecar's word.)"),
+        typer.Option(
+            "--causal/--not-causal",
+            help="AFTLocal: whether the model was exported with a causal mask. (Default: as the sidecar says.)",
+        ),
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
     plugin: PluginOption = "auto",
@@ -92,9 +99,9 @@ def parity(
     """
     if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
         raise UsageError(
-            "--save-inputs and --save-outputs take the arrays of one file.",
+            "--save-inputs and --save-outputs write the arrays of one file.",
             why=f"{len(models)} files are compared.",
-            fix="Compare them one after another.",
+            fix="Compare the files one at a time.",
         )
     destination = choose(output_format, output, force)
     lengths, asked = _lengths(seq_len), plugin_asked(plugin, plugin_library)
@@ -163,7 +170,7 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     """Read the numbers of a list with commas.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: it is not such a list.
     """
     parts = [] if text is None else text.split(",")
     if not all(is_size(part.strip()) for part in parts):

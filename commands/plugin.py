@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="plugin",
     cls=Group,
-    help="Libraries with compiled kernels of the attention node: for TensorRT, and for onnxruntime on the CPU.",
+    help="Build and check libraries of compiled attention kernels: for TensorRT, and for onnxruntime on the CPU.",
     no_args_is_help=True,
 )
 
@@ -40,7 +40,7 @@ ArchOption = Annotated[str, typer.Option("--arch", help="Processor: x86_64 or aa
 BackendOption = Annotated[
     Backend,
     typer.Option(
-        help="The inference library it is for; onnxruntime: on the CPU. One library serves tensorrt and tensorrt-rtx."
+        help="The inference library; onnxruntime: on the CPU. One plugin library serves tensorrt and tensorrt-rtx."
     ),
 ]
 
@@ -48,18 +48,21 @@ BackendOption = Annotated[
 @app.command()
 def build(
     models: Annotated[
-        list[Path] | None, typer.Argument(help="Exported models; only the kernels they need are built."), INPUT
+        list[Path] | None, typer.Argument(help="Exported models: build only the kernels that they need."), INPUT
     ] = None,
     target: Annotated[
-        str, typer.Option(help="GPUs, as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 also sm_87,sm_110.)")
+        str,
+        typer.Option(help="GPUs, such as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 also sm_87,sm_110.)"),
     ] = "",
     arch: ArchOption = "",
     backend: BackendOption = "tensorrt",
-    dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32,fp8. (Default: all but fp8.)")] = "",
+    dtype: Annotated[str, typer.Option(help="Element types, from fp16,bf16,fp32,fp8. (Default: all but fp8.)")] = "",
     head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256. (Default: 16,32,64,128,256.)")] = "",
     fp32_products: Annotated[
         Fp32Products,
-        typer.Option(help="How fp32 is multiplied: exactly, as three products of TF32, or as one, with fp16's digits."),
+        typer.Option(
+            help="How fp32 is multiplied: exactly, as three TF32 products, or as one, which has fp16's precision."
+        ),
     ] = "ieee",
     output: Annotated[
         Path | None,
@@ -67,7 +70,7 @@ def build(
         OutputPath(LIBRARY),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=MOST_JOBS, help="Kernels compiled at a time. (Default: one a processor.)")
+        int | None, typer.Option(min=1, max=MOST_JOBS, help="Kernels compiled at a time. (Default: one per processor.)")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again, and replace an existing file.")] = False,
     output_format: FormatOption = "console",
@@ -103,7 +106,7 @@ def build(
     else:
         facts = _built(path, specs, targets, chosen_arch, overwrite=force or output is None, jobs=jobs)
     if output is not None:
-        note(f"Nothing loads {path} by itself: name it with --plugin-library {path}, or build without --output.")
+        note(f"{path} is not loaded automatically: name it with --plugin-library {path}, or build without --output.")
     if output_format == "json":
         print_json(_document(facts))
     else:
@@ -162,7 +165,8 @@ def path(
         bool,
         typer.Option(
             "--companion",
-            help="That of the library beside it, which registers it in hosts that only open or preload libraries.",
+            help="Print the path of the companion library, which registers the plugin in hosts that only preload "
+            "libraries.",
         ),
     ] = False,
     output_format: FormatOption = "console",
@@ -174,7 +178,7 @@ def path(
     if companion and backend == "onnxruntime":
         raise UsageError(
             "--companion cannot be combined with --backend onnxruntime.",
-            why="onnxruntime is given its library by name: nothing has to register it.",
+            why="onnxruntime gets its library by name and needs no registration.",
             fix="Leave out --companion.",
         )
     library = newest(CPU_KERNELS if backend == "onnxruntime" else TENSORRT_PLUGIN, chosen_arch)
@@ -189,7 +193,7 @@ def path(
 def list_libraries(
     output_format: FormatOption = "console",
 ) -> None:
-    """Show the libraries that may be loaded automatically, the newest of each kind first, and what is in them."""
+    """Show the libraries that may be loaded automatically, the newest of each kind first, and their contents."""
     from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, candidates
     from ..plugins.cpu.facts import parse_facts as parse_cpu_facts
     from ..plugins.library.facts import parse_facts
@@ -216,11 +220,13 @@ def check(
     ] = None,
     backend: Annotated[
         Backend | None,
-        typer.Option(help="The inference library to load it into. (Default: what the library is for.)"),
+        typer.Option(
+            help="The inference library to load the plugin library into. (Default: the one it was built for.)"
+        ),
     ] = None,
     output_format: FormatOption = "console",
 ) -> None:
-    """Load a library into its runtime, and show what the runtime finds in it.
+    """Load a library into its runtime, and show the kernels that the runtime finds.
 
     That is TensorRT's plugin registry, without a GPU; or onnxruntime, where each kernel runs once.
     """
@@ -251,12 +257,12 @@ def check(
 def rewrite(
     model: Annotated[Path, typer.Argument(help="An exported model.onnx.", show_default=False), INPUT],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where the rewritten model goes."), OutputPath(REWRITTEN)
+        Path, typer.Option("-o", "--output", help="The file to write the rewritten model to."), OutputPath(REWRITTEN)
     ],
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:
-    """Rewrite a model for onnxruntime's TensorRT provider, which takes plugins from the domain trt.plugins only.
+    """Rewrite a model for onnxruntime's TensorRT provider, which only uses plugins of the domain trt.plugins.
 
     The attention nodes move there and lose their ONNX function: the file then runs nowhere without the plugin. All
     other functions are inlined, because the provider accepts none.
@@ -269,9 +275,9 @@ def rewrite(
         return
     say(f"{output}  {len(rewritten.nodes)} attention node(s) in the domain trt.plugins")
     for name, why in rewritten.kept.items():
-        say(f"  kept    {name}: no kernel computes it: {why}; its function definition stands in its place")
+        say(f"  kept    {name} as an ONNX function: no kernel computes it: {why}")
     say("Before onnxruntime opens it, load the plugin library into TensorRT in the same process:")
-    say("  tensorrt.get_plugin_registry().load_library(PATH), with the PATH that `localattn plugin path` prints")
+    say("  tensorrt.get_plugin_registry().load_library(PATH), where `localattn plugin path` prints PATH")
 
 
 def _needed_by(models: list[Path], fp32_products: Fp32Products) -> list[AnySpec]:
@@ -285,7 +291,7 @@ def _needed_by(models: list[Path], fp32_products: Fp32Products) -> list[AnySpec]
     specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model, fp32_products)))
     if not specs:
         reasons = {why for model in models for why in without_kernel(model).values()}
-        why = ["None of their nodes is an attention node that a kernel computes", *sorted(reasons)]
+        why = ["No node of the models is an attention node that a kernel can compute", *sorted(reasons)]
         raise UsageError("These models need no plugin.", why=f"{'; '.join(why)}.")
     return specs
 
@@ -306,7 +312,9 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in _split(text)]
     except ValueError:
-        raise UsageError(f"--head-dim {text} is no list of numbers.", fix="Write it like 64,128.") from None
+        raise UsageError(
+            f"--head-dim {text} is not a list of numbers.", fix="Write numbers with commas, such as 64,128."
+        ) from None
 
 
 def _arch(text: str) -> Arch:
@@ -317,7 +325,7 @@ def _arch(text: str) -> Arch:
     for arch in ARCHITECTURES:
         if arch == text:
             return arch
-    raise UsageError(f"There is no processor {text!r}.", fix=f"Known: {', '.join(ARCHITECTURES)}.")
+    raise UsageError(f"Unknown processor {text!r}.", fix=f"Known: {', '.join(ARCHITECTURES)}.")
 
 
 def _prepare(backend: RegistryBackend) -> None:
@@ -328,14 +336,14 @@ def _prepare(backend: RegistryBackend) -> None:
         try:
             preload()
         except MissingDependency:
-            return  # not installed: loading the plugin says so
+            return  # not installed: loading the plugin reports it
 
 
 def _companion(library: Library) -> tuple[Path, str]:
-    """Return path and SHA-256 of the library beside a plugin library that registers it.
+    """Return path and SHA-256 of a plugin library's companion library, which registers it.
 
     Raises:
-        MissingDependency: there is none that was built with it.
+        MissingDependency: there is no companion that was built with it.
     """
     from ..plugins.library.facts import companion_path, parse_facts
 
@@ -344,8 +352,8 @@ def _companion(library: Library) -> tuple[Path, str]:
     if facts.companion is None or not facts.has_companion():
         raise MissingDependency(
             f"{library.path} has no companion beside it.",
-            why=f"{path.name} is missing, or is not the one that was built with it.",
-            fix="Build both again: localattn plugin build --force",
+            why=f"{path.name} is missing, or was not built together with it.",
+            fix="Build both libraries again: localattn plugin build --force",
         )
     return path, facts.companion.sha256
 

@@ -35,7 +35,7 @@ class Figures:
 
     Args:
         count: how many elements were compared.
-        finite: those of them that the sums are over.
+        finite: how many of them are finite; the sums are over these.
         max_abs: largest `|a - e|`.
         max_rel: largest `|a - e| / |e|` where `e` is not 0.
         error_squares: sum of `(a - e)²`.
@@ -44,8 +44,8 @@ class Figures:
         products: sum of `a·e`.
         not_finite: NaN and Inf in the result; the other figures leave them out.
         expected_not_finite: NaN and Inf in the reference.
-        expected_low: smallest finite number of the reference; inf where there is none.
-        expected_high: its largest one; -inf where there is none.
+        expected_low: smallest finite number of the reference; inf if there is none.
+        expected_high: largest finite number of the reference; -inf if there is none.
         worst: flat position where the result is not finite, else where it breaks the tolerance most.
         frontier: pairs (|expected|, error) that decide for every tolerance.
     """
@@ -113,13 +113,13 @@ def accepts(figures: Any, atol: float, rtol: float, cosine: float | None) -> boo
 
 
 def proves_nothing(figures: Any, atol: float | None, rtol: float | None, least: float | None) -> str:
-    """Return why a comparison proves nothing even where it passes; "" where it proves something.
+    """Return why a comparison proves nothing even if it passes; "" if it proves something.
 
     Args:
         figures: `Figures`, or whatever has their attributes.
         atol: absolute part; None, as `rtol`, where single elements do not count.
         rtol: part relative to the expected value.
-        least: smallest cosine accepted, or another bound of the whole that zeros break; None where there is none.
+        least: smallest cosine accepted, or another bound over all elements that zeros exceed; None if there is none.
     """
     if not figures.finite:
         return "no number was compared"

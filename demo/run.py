@@ -1,4 +1,4 @@
-"""The demo: export the shipped model, check it, and let it write a few lines of Python."""
+"""Run the demo: export the shipped model, check it, and let it write a few lines of Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import checkpoint_path, config_path, validation_path
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo made and measured.
+    """The results of the demo.
 
     Args:
         report: of the export.

@@ -1,4 +1,4 @@
-"""List what each command needs, and check what it can do with what was found."""
+"""List the needs of each command, and decide by the findings which commands work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Choice = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Ability:
-    """One thing that a command does.
+    """One ability of a command.
 
     Args:
         command: how it is typed, "build --backend tensorrt"; its first word is the command.
-        does: what it does, in a few words.
+        does: its description in a few words.
         needs: names of probes; each entry lists alternatives of which one is enough.
     """
 
@@ -87,7 +87,7 @@ ABILITIES: tuple[Ability, ...] = (
 
 
 def judge(findings: Iterable[Finding], abilities: Sequence[Ability] = ABILITIES) -> list[Verdict]:
-    """Decide for every ability whether it works, by the findings; what was not looked for counts as missing."""
+    """Decide for every ability whether it works, by the findings; a missing finding counts as missing."""
     found = {finding.name: finding for finding in findings}
     return [_judge(ability, found) for ability in abilities]
 

@@ -1,4 +1,4 @@
-"""Run a probe that may end its process: as a script of its own, it prints one line of JSON.
+"""Run a probe that may crash, as a separate script that prints one line of JSON.
 
     python probe_process.py package torch
     python probe_process.py package tensorrt builder
@@ -35,7 +35,7 @@ _MAJOR, _MINOR = 75, 76  # CUdevice_attribute of cuda.h
 
 
 class Missing(Exception):
-    """What was looked for is not on this machine."""
+    """The package or device is missing on this machine."""
 
 
 def package(name: str, more: str = "") -> dict[str, Any]:
@@ -64,10 +64,10 @@ def _providers(ort: Any) -> dict[str, Any]:
 
 
 def _builder(trt: Any) -> dict[str, Any]:
-    """Make a builder, for a package imports even where its libraries do not load."""
+    """Create a builder, because the package can be imported even if its libraries do not load."""
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     if builder is None:
-        raise RuntimeError("it makes no builder")
+        raise RuntimeError("it cannot create a builder")
     return {}
 
 
@@ -82,11 +82,12 @@ def provider(name: str) -> dict[str, Any]:
     import onnxruntime as ort
 
     if name not in ort.get_available_providers():
-        raise Missing(f"It is not in this onnxruntime {ort.__version__}.")
+        raise Missing(f"onnxruntime {ort.__version__} here was built without it.")
     if name != "CPUExecutionProvider" and hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
     if name == "TensorrtExecutionProvider":
-        with contextlib.suppress(ImportError, OSError):  # it brings the libraries, which the system may have instead
+        # The package contains the libraries, which the system may have instead.
+        with contextlib.suppress(ImportError, OSError):
             import_module("tensorrt")
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -108,13 +109,13 @@ def provider(name: str) -> dict[str, Any]:
 
 
 def _why_not_started(ort: Any, name: str) -> str:
-    """Say why the work would fall back on the CPU: the provider did not start, or it starts and takes none of it."""
+    """Say why the CPU would do the work: the provider did not start, or does not support the model."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     started = ort.InferenceSession(MODEL, options, providers=[name, "CPUExecutionProvider"]).get_providers()
     if name in started:
-        return "it starts and leaves the work to the CPU"
-    # onnxruntime only logs what its library lacks; the system's loader says it.
+        return "it starts but leaves the work to the CPU"
+    # onnxruntime only logs missing libraries; the system's loader names them.
     library = f"libonnxruntime_providers_{name.removesuffix('ExecutionProvider').lower()}.so"
     folder = os.path.join(os.path.dirname(ort.__file__), "capi")  # noqa: PTH118, PTH120
     lacks = ""
@@ -184,7 +185,7 @@ def library(image: str, path: str) -> dict[str, Any]:
 
 
 def kernels(image: str, path: str, *wanted: str) -> dict[str, Any]:
-    """Load kernels of a plugin library onto the first GPU; tell for each whether it is machine code or PTX.
+    """Load kernels of a plugin library onto the first GPU; report for each whether it is machine code or PTX.
 
     Args:
         image: path that leads to the bytes that were verified.
@@ -205,7 +206,7 @@ def kernels(image: str, path: str, *wanted: str) -> dict[str, Any]:
     for step in steps:
         code = step()
         if code:
-            raise RuntimeError(f"the GPU gives no context: CUDA error {code}")
+            raise RuntimeError(f"no context on the GPU: CUDA error {code}")
     library = ctypes.CDLL(image)
     text = ctypes.create_string_buffer(1 << 14)
     lines, failed = [], 0
@@ -235,7 +236,7 @@ _PROBES: dict[str, Callable[..., dict[str, Any]]] = {
 def main() -> None:
     """Run the probe, and print what was found as one line of JSON."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # also what a C library prints
+    os.dup2(2, 1)  # including the output of C libraries
     kind, *arguments = sys.argv[1:]
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -1,4 +1,4 @@
-"""List what is looked for on a machine, and how."""
+"""List the probes of a machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .install_hints import pip_install
 
 Status = Literal["ok", "limited", "missing", "broken"]
 Area = Literal["system", "python", "engines", "gpu", "plugin"]
-# What a look finds: status, version, detail, items.
+# The result of a look: status, version, detail, items.
 Looked = tuple[Status, str, str, tuple[str, ...]]
 
 
@@ -29,7 +29,7 @@ class Finding:
         name: name of the probe.
         title: its name in reports.
         area: the part of the report it belongs to.
-        serves: what it is for.
+        serves: its purpose.
         status: `ok`; `limited`: present, but not fit for everything; `missing`; `broken`: present, but it fails.
         version: its release; "" where it has none.
         detail: one more line.
@@ -55,13 +55,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing to look for.
+    """A probe for one package or device.
 
     Args:
         name: how commands refer to it.
         title: its name in reports.
         area: the part of the report it belongs to.
-        serves: what it is for.
+        serves: its purpose.
         ask: arguments of the child process that looks; empty where `look` does.
         look: a function that looks in this process and cannot crash.
         package: the distribution that brings it, whose release the package's metadata names; "" for none.

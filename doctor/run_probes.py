@@ -1,4 +1,4 @@
-"""Run the probes, a few at a time; each that may crash or hang runs in a process of its own."""
+"""Run the probes, a few at a time; probes that may crash or hang run in separate processes."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ..core.errors import UsageError
 from ..core.limits import check_threads
 from ..core.storage.files import is_file
-from ..core.storage.mistaken import refuse_mistaken
 from ..core.storage.publishing import check_unchanged
 from ..core.storage.reading import check_plain
+from ..core.storage.wrong_file import refuse_wrong_file
 from ..core.tensors import TensorSpec
 from ..onnx_graph.onnx_file import OnnxFile
 from .backends import registry
@@ -70,7 +70,7 @@ def find_model(path: str | Path | OnnxFile) -> Path | OnnxFile:
     path = Path(path)
     backend, _ = registry.choose(path)
     if backend.built:  # of an ONNX file `OnnxFile.read` looks at the bytes that it reads
-        refuse_mistaken(path)
+        refuse_wrong_file(path)
     check_plain(path)
     if not is_file(path):
         why = "There is no such file."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.storage.mistaken import check_exists
+from ...core.storage.wrong_file import check_exists
 from ...exporter.options import ExportOptions, ModuleOptions, common
 from .called_with import called_with
 from .packages import packages_named

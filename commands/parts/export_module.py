@@ -113,7 +113,7 @@ def _made(source: ModuleSource, entry: str | None, step: Callable[[str], None]) 
     weights = source.weights
     if source.allow_pickle and weights is not None:
         warn(
-            f"--allow-pickle runs whatever code {weights} holds: whoever wrote that file can do anything "
+            f"--allow-pickle runs any code that {weights} contains: whoever wrote that file can do anything "
             "that you can on this machine"
         )
     step("Making the module")
@@ -126,7 +126,7 @@ def _made(source: ModuleSource, entry: str | None, step: Callable[[str], None]) 
 
 
 def _named_after(weights: Path | None, factory: str | None) -> Path:
-    """Return the file to write where none is named: beside the weights, else called as the function."""
+    """Return the default output: in the weights' folder, else named after the function."""
     if weights is not None:
         return weights.with_suffix(".onnx")
     return Path(f"{(factory or 'model').rpartition(':')[2]}.onnx")

@@ -1,4 +1,4 @@
-"""Hold settings of the process: whether it is ours, no telemetry, and workers that end with their parent."""
+"""Manage settings of the process: whether it is ours, telemetry off, workers that end with their parent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-# Whether this process is the command line, or one of its workers. Only there are settings changed that hold for a
+# Whether this process is the command line or one of its workers. Only then may settings be changed that hold for a
 # whole process, such as the level of onnxruntime's logger.
 owned = False
 
@@ -52,4 +52,4 @@ def _watch(sentinel: int) -> None:
     from multiprocessing.connection import wait
 
     wait([sentinel])
-    os._exit(1)  # nobody is left to report to
+    os._exit(1)  # the parent is gone, so there is nobody to report to

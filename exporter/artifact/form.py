@@ -17,7 +17,7 @@ from .serialize import message
 
 @dataclass(frozen=True)
 class WrittenForm:
-    """A model in the form in which it is written, with the facts about its attention nodes.
+    """A model in the form in which it is written, with the description of its attention nodes.
 
     Args:
         model: the model to write.
@@ -32,7 +32,7 @@ class WrittenForm:
 
 
 def written_form(model: ir.Model, nodes: Iterable[ir.Node], options: FileOptions) -> WrittenForm:
-    """Build the form of a model that the options ask for.
+    """Build the form of a model that the options require.
 
     Args:
         model: the traced model with its functions; it must not be used afterwards.
@@ -47,6 +47,6 @@ def written_form(model: ir.Model, nodes: Iterable[ir.Node], options: FileOptions
 
 
 def _window_facts(node: ir.Node) -> WindowFacts:
-    """Return what the sidecar records about one attention node."""
+    """Return the sidecar's entry for one attention node."""
     geometry = geometry_of({name: attribute.value for name, attribute in node.attributes.items()})
     return WindowFacts(name=node.name or "", op_type=node.op_type, **asdict(geometry))

@@ -44,10 +44,10 @@ def held_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def save_model(model: ir.Model, path: Path, external_data_from: int, shared: str | None = None) -> str | None:
-    """Write the model with large weights beside it, and return the name of the weights' file, if there is one.
+    """Write the model and, if needed, a file of external weights; return the name of that file.
 
     Its name carries a fingerprint of the weights, so that an older model keeps its own until the new
-    one is in place. Weights that lie in a `shared` file stay there.
+    one is in place. Weights that are in a `shared` file stay there.
     """
     if shared is not None:
         ir.save(model, path)
@@ -121,7 +121,7 @@ def drop_attention_functions(model: ir.Model) -> None:
 
 
 def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[str]) -> None:
-    """Move checked models that belong together to their places, all at once.
+    """Publish checked models that belong together at one moment.
 
     Args:
         models: each staged file, its sidecar and its final path; the main one last. All are staged in one folder.

@@ -112,7 +112,7 @@ def _copied(x: Tensor) -> Floats:
 
 
 class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A torch mode that records what the attention operators are called with."""
+    """A torch mode that records the inputs of the attention operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

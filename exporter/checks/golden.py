@@ -1,4 +1,4 @@
-"""Check: the written file computes what the user's own model computed, on inputs that were recorded with it.
+"""Check that the written file reproduces the recorded outputs of the user's own model.
 
 Every other check of a checkpoint's file compares two things that were made from one configuration. This one alone
 sees a configuration that is not the model's.
@@ -30,10 +30,10 @@ def open_golden(
     token_limit: int | None,
     limits: Limits,
 ) -> Golden | None:
-    """Read golden outputs, and refuse those that a file cannot be compared with, before work begins.
+    """Read golden outputs before work begins, and refuse unusable ones.
 
     Args:
-        path: of the .npz; None where there is none.
+        path: the .npz file; None if there is none.
         inputs: of the file to write, dynamic axes by name.
         outputs: their names.
         token_limit: size of the vocabulary; None for embeddings.

@@ -21,9 +21,9 @@ from ...onnx_graph.library_errors import infer_shapes
 
 Sizes = tuple[int | str, ...]
 
-# A dimension of which a file says nothing.
+# An unknown dimension.
 UNKNOWN = "?"
-# A tensor that grows in two dimensions at least as this power of the axis is no longer linear in it: between 1, linear,
+# A tensor that grows in two dimensions at least with this power of the axis is not linear in it: between 1, linear,
 # and 2, square. Padding makes a square tensor grow a little slower.
 _BEYOND_LINEAR = 1.4
 # The name of an axis in the expression of a dimension; names before a parenthesis are functions, as `Min`.
@@ -66,7 +66,7 @@ def square_in(growth: Growth, model: onnx.ModelProto) -> list[str]:
 
 
 def per_position(growth: Growth, model: onnx.ModelProto) -> int:
-    """Return the most elements that a tensor which grows with the axis has for each of its positions."""
+    """Return the most elements per position over all tensors that grow with the axis."""
     counts = (math.prod(x for x in shape if isinstance(x, int)) for _, shape, _ in grown(growth, model))
     return -(-max(counts, default=0) // growth.size)
 
@@ -97,7 +97,7 @@ def _same_tensors(graph: onnx.GraphProto, other: onnx.GraphProto) -> Iterator[tu
 
 
 def _is_square(dimensions: Sequence[tuple[int, int]], size: int, changed: int) -> bool:
-    """Return whether a tensor grows with the square: in two dimensions, or in one that counts both.
+    """Return whether a tensor grows with the square: in two dimensions, or in one that is their product.
 
     Args:
         dimensions: each at both sizes of the axis.

@@ -20,7 +20,7 @@ from .probe import NodeProbe, probes
 from .quadratic_memory import Shape, Taken, still_square, taken_sizes
 from .window import Findings, check_node_window, edges_hold
 
-# Twice the length takes twice the memory, and a little more for padding; four times would be quadratic.
+# Twice the length needs twice the memory, and a little more for padding; quadratic memory would be four times as much.
 _LINEAR = 3.0
 
 
@@ -41,12 +41,12 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         findings.boundaries += one.boundaries
         findings.faults += one.faults
         if not ((one.back and one.ahead) or probe.geometry.sees_all):
-            small.append(f"{probe.node.name} has {probe.length} tokens, which one window covers")
+            small.append(f"{probe.node.name} has {probe.length} tokens, which fit in one window")
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     if findings.faults:
         return failed("; ".join(findings.faults[:3]), **figures)
     if absent:
-        why = "called, but not in the file; the result is unused, or a closure holds the layer"
+        why = "called, but not in the file: its result is unused, or a closure holds the layer"
         return not_proven(f"{', '.join(absent)}: {why}", **figures)
     if small:
         return not_proven("; ".join(small[:3]), **figures)
@@ -62,7 +62,7 @@ def check_layer_memory(
     dynamic_axes: Collection[str],
     retrace: Callable[[Taken], tuple[set[int], dict[str, Shape]] | None],
 ) -> CheckRecord:
-    """Check that no attention node and no other tensor takes memory quadratic in the sequence length.
+    """Check that no attention node and no other tensor needs memory quadratic in the sequence length.
 
     Args:
         model: the written file, weights may be absent.
@@ -88,7 +88,7 @@ def check_layer_memory(
         else:
             faults = _scores(model, square, shapes, lengths)
             if not faults:
-                detail = f"{', '.join([*square][:5])} may be square in the length, or as wide by chance"
+                detail = f"{', '.join([*square][:5])} may be n × n, or have two equal sizes by chance"
                 return not_proven(detail)
     if faults:
         return failed(_square(faults))
@@ -165,7 +165,7 @@ def check_growth(
         if isinstance(growth, str):
             fixed.append(growth)
             continue
-        # The first axis of an input may count sequences, and where lengths are known, others are none.
+        # The first axis of an input may count sequences; if lengths are known, other axes are not lengths.
         if growth.size not in lengths if lengths else growth.axis.startswith("axis 0 "):
             continue
         sequences.append(growth)
@@ -187,12 +187,12 @@ def check_growth(
     scores = _scores(model, square, shapes, given)
     if scores:
         return failed(_square(scores))
-    why = f"the module takes {', '.join(fixed) or 'its inputs'} at one size only, so growth cannot be measured"
+    why = f"the module accepts {', '.join(fixed) or 'its inputs'} at one size only, so growth cannot be measured"
     return not_proven(f"{why}; {len(square)} tensor(s) may be n × n" if square else why)
 
 
 def _at_some_length(probe: NodeProbe) -> NodeProbe:
-    """Return the probe; if its length is dynamic, at a length that its window does not cover."""
+    """Return the probe; if its length is dynamic, at a length larger than its window."""
     geometry, block = probe.geometry, int(probe.attributes["query_block"])
     some = 2 * block if geometry.sees_all else geometry.keys_per_window + 2 * geometry.window_size
     return probe if probe.length else replace(probe, length=some + 1)

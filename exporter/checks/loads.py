@@ -1,4 +1,4 @@
-"""Check: ONNX's full checker accepts the file and onnxruntime loads it."""
+"""Check that ONNX's full checker accepts the file and onnxruntime loads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .outcome import failed, passed
 
 
 def check_model(path: Path) -> CheckRecord:
-    """Run ONNX's full checker with shape inference; on the path, so that external data is found."""
+    """Run ONNX's full checker with shape inference; give it the path, so that it finds external data."""
     import onnx
 
     try:

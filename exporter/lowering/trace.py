@@ -47,7 +47,7 @@ def check_opset(opset: int) -> None:
         raise UsageError(
             f"Opset {opset} cannot be exported.",
             why=f"Opsets {OPSETS[0]} to {OPSETS[-1]} are supported.",
-            fix=f"{DEFAULT_OPSET} is the default, and the newest that TensorRT 10.3 reads.",
+            fix=f"Use {DEFAULT_OPSET}, the default and the newest that TensorRT 10.3 reads.",
         )
 
 
@@ -105,7 +105,7 @@ def _traced(
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:
-    """Make an input of zeros; of a mask, one that keeps everything."""
+    """Make an input of zeros; for a mask, one that keeps everything."""
     shape = [int(size) for size in spec.shape]
     return torch.full(shape, int(spec.dtype == "bool"), dtype=getattr(torch, spec.dtype))
 
@@ -168,8 +168,8 @@ def _check_dynamic(model: ir.Model, dynamic_axes: Sequence[Mapping[int, object]]
         for axis in axes:
             if value.shape is not None and isinstance(value.shape[axis], int):
                 raise ExportFailed(
-                    f"Axis {axis} of input {value.name!r} cannot stay open: it is always {value.shape[axis]}.",
-                    why="The module's own code builds something of that size, a mask for one length perhaps.",
+                    f"Axis {axis} of input {value.name!r} cannot be dynamic: it is always {value.shape[axis]}.",
+                    why="The module's code fixes this size, for example by a mask of one length.",
                     fix=f"Export it without {argument('dynamic')}, at the length you need.",
                 )
 
@@ -201,7 +201,7 @@ class _Entry(torch.nn.Module):
 
     Args:
         model: the module.
-        source: what it was made of.
+        source: the source model.
         dtype: of the file: floating point inputs are cast to what the model computes in, outputs to the file's type.
     """
 

@@ -44,7 +44,7 @@ class RewriteResult:
 def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) -> RewriteResult:
     """Write `model` to `output` with its attention nodes in the provider's domain.
 
-    Weights in a file beside the model are not copied: the output then goes into the same folder.
+    External weights are not copied, so the output must then be in the same folder.
 
     Raises:
         UsageError: the model cannot be read or has no attention node that a kernel computes, or the output exists or
@@ -59,8 +59,8 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
         if outside_weights(proto) and output.resolve().parent != model.resolve().parent:
             raise UsageError(
                 f"{output} would not find the weights of {model}.",
-                why="They lie in a file beside the model.",
-                fix=f"Write it into {model.resolve().parent}.",
+                why="The weights are in a file in the model's folder.",
+                fix=f"Write the output into {model.resolve().parent}.",
             )
         with refused_as(f"{model} cannot be rewritten.", "Export the model again."):
             found = gpu_nodes(proto)

@@ -58,7 +58,7 @@ class DoctorLine:
     Args:
         name: how commands refer to it.
         title: its name in reports.
-        serves: what it is for.
+        serves: its purpose.
         ask: arguments of `doctor/probe_process.py`: ("package", "openvino").
         distribution: the distribution that brings it; "" for none.
         add: a way to add it other than to install the distribution: a key of `_HOW_TO_ADD` in `doctor/probes.py`.
@@ -100,7 +100,7 @@ class Backend(ABC):
     triton_backend: ClassVar[str] = ""
     how_to_make_steps: ClassVar[str] = HOW_TO_EXPORT_STEPS
     steps_without_sidecar: ClassVar[str] = (
-        "Its sidecar {}, which says how its caches are laid out, is not beside it: copy it too."
+        "Its sidecar {}, which describes its caches, is missing in its folder: copy it too."
     )
 
     def require(self) -> None:
@@ -165,7 +165,7 @@ class Backend(ABC):
         what = argument("profile" if profile is not None else "cuda_graph")
         raise UsageError(
             f"{what} does not apply to {path}.",
-            why="Only onnxruntime's sessions can be asked for it.",
+            why="Only onnxruntime supports it.",
             fix=f"Leave {what} out, or measure the .onnx file.",
         )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from ...core.storage.mistaken import refuse_mistaken
+from ...core.storage.wrong_file import refuse_wrong_file
 from .backend import AUTO, ONNX_SUFFIX, Backend
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def suffixes() -> list[str]:
 
 def _refuse(path: Path) -> NoReturn:
     """Refuse a file that no backend runs, by what it is where that can be told."""
-    refuse_mistaken(path)
+    refuse_wrong_file(path)
     raise UsageError(
         f"Cannot run {path}.",
         why=f"No backend runs files named {path.suffix or 'without a suffix'}.",

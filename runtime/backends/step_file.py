@@ -1,4 +1,4 @@
-"""Know step files by their sidecars, and check that file, prefill file and sidecars agree, for every engine."""
+"""Read step files' sidecars, and check that file, prefill file and sidecars agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
     from ...core.documents.step_facts import StepFacts
 
-# The prefill file of a step file, read where it is an ONNX file, and its facts.
+# The prefill file of a step file, already read if it is an ONNX file, and its sidecar's entries.
 Prefill: TypeAlias = "tuple[Path | OnnxFile, StepFacts]"
 
 _EXPORTED = ".onnx"
@@ -26,19 +26,19 @@ EXPORT_AGAIN = "Export the step file again; it writes both. Engines are built fr
 
 
 class Described(Protocol):
-    """An open file, or the facts of one: anything that lists its inputs and outputs."""
+    """An open file, or a sidecar: anything that lists inputs and outputs."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """In the file's order."""
+        """The tensors in the file's order."""
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """In the file's order."""
+        """The tensors in the file's order."""
 
 
 def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPORT_STEPS) -> StepFacts:
-    """Return the sidecar's facts about stepping.
+    """Return the sidecar's entries for step files.
 
     Args:
         sidecar: of any model.
@@ -46,20 +46,20 @@ def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPOR
         how: the commands that make a step file, for the error.
 
     Raises:
-        UsageError: there are none; the file takes whole sequences.
+        UsageError: there are none, because the file needs whole sequences.
     """
     if sidecar.step is None:
         checkpoint = sidecar.checkpoint_name or "CHECKPOINT"
         raise UsageError(
             f"{name} is not a step file.",
-            why=f"It takes whole sequences of {sidecar.seq_len} positions and keeps nothing between calls.",
+            why=f"It needs whole sequences of {sidecar.seq_len} positions and has no caches.",
             fix=how.replace("CHECKPOINT", checkpoint),
         )
     return sidecar.step
 
 
 def other_tensors(file: Described, facts: StepFacts) -> tuple[list[TensorSpec], TensorSpec]:
-    """Return the inputs other than position and caches, and the output that is no cache."""
+    """Return the inputs other than position and caches, and the output that is not a cache."""
     output = next(spec for spec in file.outputs if spec.name == facts.logits_output)
     return data_inputs(file, facts), output
 
@@ -92,7 +92,7 @@ def check_caches(file: Described, facts: StepFacts, path: Path, *, output: bool 
         raise UsageError(
             f"{path} is not the file that its sidecar describes.",
             why="The names or shapes of its caches differ.",
-            fix="Export it again, or copy both files together.",
+            fix="Export the model again, or copy both files together.",
         )
 
 
@@ -107,7 +107,7 @@ def prefill_path(path: Path, facts: StepFacts) -> Path | None:
     if not facts.prefill or Path(facts.prefill).name != facts.prefill or "\0" in facts.prefill:
         raise UsageError(
             f"The sidecar of {path} names the prefill file {facts.prefill[:100]!r}.",
-            why="That is no name of a file beside it.",
+            why="That is not a file name in the same folder.",
             fix=EXPORT_AGAIN,
         )
     companion = path.with_name(facts.prefill)

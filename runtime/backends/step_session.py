@@ -1,6 +1,6 @@
 """Run a causal model piece by piece: the state of a session between calls, for every engine.
 
-A step file takes the next position of every sequence and the caches of all positions before; the prefill file beside
+A step file takes the next position of every sequence and the caches of all positions before; the prefill file in its
 it takes a chunk of positions at once. Each runtime has a subclass of `FileStep`, which `Backend.open_step` returns.
 
 A session holds one text. It belongs to the thread that began it, so that no other one goes on in it unnoticed; another
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 # An additive bias is the same at every call (`core/nodes/attention.py`): it has no axis of positions.
 _WHOLE = ("attn_bias",)
-# A chunk takes less time than this share of its positions one by one; the rest of a prompt that is shorter goes so.
+# A chunk is faster than single calls for more than this share of its positions; a shorter rest of a prompt uses single
+# calls.
 _WORTH_A_CHUNK = 16
 
 _Execute = Callable[[Mapping[str, NDArray[Any]], int], NDArray[Any]]
@@ -44,11 +45,11 @@ class StepSession(ABC):
     Args:
         facts: of the step file.
         inputs: what one call of the step file takes, except its position and caches.
-        output: what it returns, except its caches.
-        chunks: how many positions one call can consume, ascending: those of the step file and of the prefill file.
+        output: its output other than the caches.
+        chunks: how many positions one call can consume, ascending, with the step file and with the prefill file.
 
     Attributes:
-        early_start: calls may begin before position 0, if the facts say so too.
+        early_start: calls may begin before position 0, if the sidecar allows it too.
         backend: the runtime's name, as in `registry.py`.
         provider: what really runs ("cpu", "cuda", …).
         sidecar: of the step file, where there is one.
@@ -74,13 +75,13 @@ class StepSession(ABC):
         self.position = self.texts = 0
         self._lock = threading.RLock()
         self._owner: threading.Thread | None = None
-        # Threads whose text another one ended: they begin anew first, also when that one is over.
+        # Threads whose text another thread ended: they must start again, even after that thread is done.
         self._ousted: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._specs = {chunk: [self.resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
 
     @property
     def max_positions(self) -> int | None:
-        """The number of positions; None for an older file, which runs without end."""
+        """The number of positions; None for an older file, which has no limit."""
         return self.facts.max_positions
 
     def use_cuda_graph(self) -> None:
@@ -90,11 +91,11 @@ class StepSession(ABC):
             UsageError: this session cannot.
         """
         raise UsageError(
-            f"A session of {self.backend} records no CUDA graphs.", fix="Open an engine: localattn build makes one."
+            f"Sessions of {self.backend} do not support CUDA graphs.", fix="Build and open an engine: localattn build."
         )
 
     def prepare(self) -> None:
-        """Open now what the first prompt would open: the prefill file, where it is opened late.
+        """Open the prefill file now, if it would otherwise be opened at the first prompt.
 
         Another thread may do so meanwhile; the session may be used, and waits where it needs that file.
 
@@ -111,13 +112,13 @@ class StepSession(ABC):
             self._clear()
 
     def take_over(self) -> None:
-        """Go on in this thread with the text that another one began, once no call is running."""
+        """Continue in this thread the text of another thread, when no call is running."""
         with self.taken_over():
             pass
 
     @contextmanager
     def taken_over(self) -> Iterator[None]:
-        """Take the text over as `take_over` does, and let no other thread call within."""
+        """Take the text over as `take_over` does, and block other threads' calls inside."""
         with self._lock:
             me, before = threading.current_thread(), self._owner
             if before is not None and before is not me:
@@ -128,12 +129,12 @@ class StepSession(ABC):
 
     @contextmanager
     def own_text(self) -> Iterator[None]:
-        """Let this thread call, and no other one within.
+        """Let only this thread call inside.
 
         Raises:
             UsageError: the text belongs to another one, which still runs, or which took this one's place.
         """
-        self._check_owner()  # before the lock: nobody waits only to be refused
+        self._check_owner()  # before the lock, so that no thread waits only to be refused
         with self._lock:
             self._check_owner()
             self._owner = threading.current_thread()
@@ -144,9 +145,9 @@ class StepSession(ABC):
         if owner is None or owner is me or not (owner.is_alive() or me in self._ousted):
             return
         raise UsageError(
-            f"This session holds the text of another thread ({owner.name}).",
-            why="Its caches are those of one text, and two threads would mix theirs.",
-            fix="Open a session in each thread, or begin anew with reset; with take_over this thread goes on with the "
+            f"Another thread ({owner.name}) uses this session.",
+            why="Its caches belong to one text, and two threads would mix their texts.",
+            fix="Open a session in each thread, or start again with reset; with take_over this thread continues the "
             "text.",
         )
 
@@ -214,10 +215,10 @@ class StepSession(ABC):
     def _pieces(
         self, inputs: Mapping[str, NDArray[Any]], largest: int | None, smallest_last: int
     ) -> list[tuple[Mapping[str, NDArray[Any]], int]]:
-        """Cut inputs into calls: the inputs of each, and how many positions before 0 fill it up."""
+        """Cut inputs into calls: the inputs of each, and how many positions before 0 pad it."""
         length, axis = self._positions(inputs), self.facts.sequence_axis
         if length == 0:
-            raise UsageError("There is nothing to consume.", why="The inputs have no position.")
+            raise UsageError("There are no tokens to consume.", why="The inputs have no positions.")
         inputs = check_inputs([self.resized(spec, length) for spec in self.inputs], inputs)
         self._check_room(length)
         chunks = [size for size in self.chunks if largest is None or size <= largest]
@@ -243,7 +244,7 @@ class StepSession(ABC):
     def _call(
         self, execute: _Execute, inputs: Mapping[str, NDArray[Any]], filled: int = 0, *, checked: bool = False
     ) -> NDArray[Any]:
-        """Consume the positions of one call, of which the first `filled` lie before 0; return the others' output."""
+        """Consume the positions of one call, the first `filled` of which are before 0; return the others' output."""
         chunk = self._positions(inputs)
         if not checked:
             inputs = check_inputs(self._specs.get(chunk, self.inputs), inputs)
@@ -258,7 +259,7 @@ class StepSession(ABC):
         return output[:, filled:] if filled else output
 
     def _positions(self, inputs: Mapping[str, NDArray[Any]]) -> int:
-        """Return how many positions these inputs hold; inputs that do not fit at all are left to `check_inputs`."""
+        """Return how many positions these inputs have; `check_inputs` refuses inputs that do not fit."""
         first = inputs.get(self.inputs[0].name)
         axis = self.facts.sequence_axis
         if not isinstance(first, np.ndarray) or first.ndim <= axis:
@@ -271,8 +272,8 @@ class StepSession(ABC):
         if limit is not None and self.position + count > limit:
             raise UsageError(
                 f"The model has no position {limit + 1}.",
-                why=f"{self.facts.why_positions_end} {self.position} are consumed, and {count} more were given.",
-                fix="Give a shorter prompt, generate fewer tokens, or begin anew.",
+                why=f"{self.facts.why_positions_end} {self.position} were consumed, and {count} more were given.",
+                fix="Give a shorter prompt, generate fewer tokens, or start again.",
             )
 
     def resized(self, spec: TensorSpec, positions: int | str) -> TensorSpec:
@@ -291,7 +292,7 @@ class StepSession(ABC):
         """Run the file for this chunk on inputs that fit, at `self.position`, and update the caches."""
 
     def _skip(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
-        """Do as `_execute` where nobody looks at the output: what is returned may have any value."""
+        """Do as `_execute` if the output is not needed: it may have any value."""
         return self._execute(inputs, chunk)
 
 
@@ -301,7 +302,7 @@ class FileStep(StepSession):
     Args:
         path: the step file, or the engine built from it.
         sidecar: of the step file.
-        prefill: file and facts of the prefill file, opened when first needed; None without one.
+        prefill: the prefill file and its sidecar's entries, opened when first needed; None without one.
         inputs: as of `StepSession`.
         output: the same.
     """

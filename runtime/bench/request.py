@@ -1,4 +1,4 @@
-"""What to measure: models × providers × threads × lengths, as the list of candidates."""
+"""List the candidates of a benchmark: models × providers × threads × lengths."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BenchRequest:
         threads: CPU threads for one operator; None leaves it to the engine.
         plugins: compiled kernels for each; as `runtime.session.load` takes them.
         runtimes: what runs each ONNX file; as `runtime.session.load` takes them.
-        seq_lens: lengths for dynamic axes; none takes the sidecar's.
+        seq_lens: lengths for dynamic axes; if empty, the sidecar's length.
         batch: sequences a call for dynamic axes; None takes the sidecar's.
         duration: minimum seconds of timed calls of each candidate.
         iterations: minimum number of timed calls of each candidate.
@@ -77,11 +77,11 @@ class BenchRequest:
             if not values:
                 raise UsageError(f"There is no {name} to measure.")
             if len(set(values)) < len(values):
-                raise UsageError(f"A {name} is given twice.", why="Each candidate is measured once.")
+                raise UsageError(f"A {name} is given twice.", why="Each candidate is measured only once.")
         tuned = {AUTO, *(backend.name for backend in registry.by_name() if backend.tuned)}
         if (self.cuda_graph or self.profile) and not tuned.issuperset(self.runtimes):
             raise UsageError(
-                "cuda_graph and profile are of onnxruntime's sessions alone.",
+                "cuda_graph and profile apply to onnxruntime only.",
                 why=f"The runtimes are {', '.join(self.runtimes)}.",
                 fix=f"Leave out {argument('profile')} and {argument('cuda_graph')}, or {argument('runtime')}.",
             )
@@ -92,11 +92,11 @@ class BenchRequest:
         if any(not 0 < percentile <= 100 for percentile in self.percentiles) or not self.percentiles:
             raise UsageError(
                 f"The percentiles are {', '.join(f'{p:g}' for p in self.percentiles) or 'none'}.",
-                why="A percentile is above 0 and at most 100.",
+                why="A percentile must be above 0 and at most 100.",
                 fix=f"For example {argument('percentile', (50, 90, 99))}.",
             )
         if not (self.duration >= 0 and self.warmup_ms >= 0 and self.iterations >= 1 and self.rounds >= 1):
-            raise UsageError("A duration is negative, or there is nothing to repeat.")
+            raise UsageError("A duration is negative, or the number of repetitions is 0.")
         if self.inputs is not None and self.seq_lens:
             raise UsageError("Inputs from a file have their own length.", fix=f"Leave {argument('seq_len')} out.")
 
@@ -125,7 +125,7 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing to measure; `seq_len` None is the length the model is made for."""
+    """One candidate; `seq_len` None is the model's own length."""
 
     model: Path
     provider: str
@@ -170,7 +170,7 @@ def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
     return {candidate: ", ".join(words) for candidate, words in parts.items()}
 
 
-# How the options that candidates may differ in are written in their names, in this order.
+# How options appear in names of candidates, in this order.
 _WORDED: dict[str, Callable[[Any], str]] = {
     "provider": str,
     "threads": lambda count: f"{count} thread{'s' if count != 1 else ''}",

@@ -1,4 +1,4 @@
-"""A candidate's own process: opens the model, runs it on request, and reports times and memory.
+"""Run a candidate in its own process: open the model, run it on request, report times and memory.
 
 One JSON document a line, requests on stdin and answers on stdout: `open`, `bind`, `turn`, `profile`, `end`. A separate
 process makes the memory attributable, keeps engines from sharing threads and settings, and lets the benchmark

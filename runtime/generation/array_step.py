@@ -1,4 +1,4 @@
-"""Step files in plain sessions: each call returns the caches as arrays, and the next call takes them.
+"""Run step files in plain sessions: each call returns the caches as arrays for the next call.
 
 Slower than the bound buffers of the engines' own step sessions, but it needs no sidecar, and the caches can be
 inspected.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ArrayStep(StepSession):
-    """A step file, and files that take more positions a call and share its caches.
+    """A step file, and files with more positions per call that share its caches.
 
     Args:
         facts: of the step file.
@@ -43,7 +43,7 @@ class ArrayStep(StepSession):
 
     @property
     def state(self) -> Arrays:
-        """The position and the caches that the next call takes."""
+        """The position and the caches for the next call."""
         return {**self._caches, self.facts.position_input: np.array([self.position], dtype=np.int64)}
 
     def _clear(self) -> None:

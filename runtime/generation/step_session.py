@@ -33,9 +33,9 @@ def open_session(
     *,
     prefill: bool = True,
 ) -> StepSession:
-    """Open the session of a step file whose facts were read; raises what `open_step` raises.
+    """Open the session of a step file whose sidecar was read; errors as of `open_step`.
 
-    Without `prefill` the file beside it is not looked for.
+    Without `prefill`, no prefill file is looked for.
     """
     backend, precision = registry.choose(file, runtime)
     backend.require()
@@ -73,12 +73,12 @@ def open_step(
     if backend is None:
         known = ", ".join(registry.suffixes())
         raise UsageError(
-            f"Cannot generate with {path}.", why=f"Its suffix is none of: {known}.", fix=HOW_TO_EXPORT_STEPS
+            f"Cannot generate with {path}.", why=f"Its suffix must be one of: {known}.", fix=HOW_TO_EXPORT_STEPS
         )
     how = backend.how_to_make_steps
     check_plain(path)
     if not is_file(path):
-        raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=how)
+        raise UsageError(f"Cannot generate with {path}.", why="The file does not exist.", fix=how)
     file = find_model(path)
     check_file(file)
     sidecar = read_model_facts(path)
@@ -89,14 +89,14 @@ def open_step(
     if facts.mode != "step":
         raise UsageError(
             f"{path} is a {facts.mode} file.",
-            why=f"It takes {facts.chunk} positions at once; its step file takes it along.",
+            why=f"It needs {facts.chunk} positions at once, and is opened by its step file.",
             fix="Give the step file.",
         )
     return open_session(file, sidecar, provider, threads, str(plugin), runtime)
 
 
 def find_prefill(path: Path, sidecar: Sidecar) -> Prefill | None:
-    """Find path and facts of the prefill file of a step file, or of its engine; None if it is not there.
+    """Find the prefill file of a step file, or of its engine, and its sidecar's entries; None if it is missing.
 
     Args:
         path: the step file, or the engine built from it.
@@ -104,7 +104,7 @@ def find_prefill(path: Path, sidecar: Sidecar) -> Prefill | None:
 
     Raises:
         UsageError: it belongs to another model.
-        CheckFailed: it was altered after its facts were written.
+        CheckFailed: it was changed after its sidecar was written.
     """
     facts = step_facts(sidecar)
     companion = prefill_path(path, facts)
@@ -117,7 +117,7 @@ def find_prefill(path: Path, sidecar: Sidecar) -> Prefill | None:
     if other.checkpoint_sha256 != sidecar.checkpoint_sha256 or chunk.caches != facts.caches:
         raise UsageError(
             f"{companion.name} does not belong to {path.name}.",
-            why="They come from different checkpoints, or their caches differ.",
+            why="The two files come from different checkpoints, or their caches differ.",
             fix=EXPORT_AGAIN,
         )
     return file, chunk

@@ -54,7 +54,7 @@ class Comparison(Figures):
 
     @property
     def _uses(self) -> list[Distribution | Pooled]:
-        """What is known of the model's use."""
+        """The figures about the model's use."""
         return [part for part in (self.distribution, self.pooled) if part is not None]
 
     @property
@@ -84,9 +84,11 @@ class Comparison(Figures):
         )
 
     def nothing_proven(self, tolerance: Tolerance) -> str:
-        """Return why the comparison proves nothing even where it meets this tolerance; "" where it proves something."""
+        """Return why the comparison proves nothing even if it meets this tolerance; "" if it proves something."""
         bounds = [bound for bound in (tolerance.cosine, tolerance.agreement) if bound is not None]
-        bounds += [] if tolerance.relative_rms is None else [1 - tolerance.relative_rms]  # that of zeros is 1
+        bounds += (
+            [] if tolerance.relative_rms is None else [1 - tolerance.relative_rms]
+        )  # the relative error of zeros is 1
         return proves_nothing(self, tolerance.atol, tolerance.rtol, max(bounds, default=None))
 
     def excess(self, tolerance: Tolerance) -> float:
@@ -94,7 +96,7 @@ class Comparison(Figures):
         return excess(self.frontier, tolerance.atol or 0.0, tolerance.rtol or 0.0)
 
     def severity(self, tolerance: Tolerance) -> tuple[bool, float]:
-        """Return what puts comparisons in order, the worst last: those with NaN or Inf, then by their excess."""
+        """Return a sort key for comparisons, worst last: NaN or Inf, then the excess over the tolerance."""
         return self.not_finite + self.expected_not_finite > 0, self.excess(tolerance)
 
     def figures(self) -> dict[str, float | int | str]:
@@ -148,8 +150,8 @@ def compare_arrays(
     keep = _elements_that_count(name, actual.shape, rows)
     if not actual.size or (keep is not None and not keep.any()):
         raise CheckFailed(
-            f"Nothing of output {name!r} can be compared.",
-            why="The arrays are empty." if not actual.size else "No row of it counts.",
+            f"Output {name!r} cannot be compared.",
+            why="The arrays are empty." if not actual.size else "The mask keeps none of its rows.",
             fix="Use longer inputs, or a mask that keeps some rows.",
         )
     spread = None if sequence is None else SpreadSums(actual.shape, sequence, tolerance)
@@ -173,7 +175,7 @@ def compare_arrays(
 
 
 def largest_error(comparisons: Sequence[Comparison]) -> str:
-    """Describe the largest error, and how many NaN and Inf there are: the errors do not count them."""
+    """Describe the largest error, and the number of NaN and Inf, which the errors do not include."""
     text = f"max error {max(comparison.max_abs for comparison in comparisons):.1e}"
     found = sum(comparison.not_finite for comparison in comparisons)
     expected = sum(comparison.expected_not_finite for comparison in comparisons)
@@ -182,7 +184,7 @@ def largest_error(comparisons: Sequence[Comparison]) -> str:
 
 
 def unproven_outputs(outputs: Iterable[Comparison], tolerance: Tolerance) -> tuple[bool, str]:
-    """Say which outputs a comparison proves nothing about, although they are within the tolerance.
+    """Name the outputs that are within the tolerance but for which the comparison proves nothing.
 
     Args:
         outputs: one comparison for each output, over all sets of inputs.
@@ -199,7 +201,7 @@ def unproven_outputs(outputs: Iterable[Comparison], tolerance: Tolerance) -> tup
         return False, ""
     listed = "; ".join(f"{name!r}: {why}" for name, why in list(found.items())[:3])
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-    return len(found) == len(given), f"nothing is proven about output {listed}{more}"
+    return len(found) == len(given), f"the comparison proves nothing for output {listed}{more}"
 
 
 def outcome_of(passed: bool, nothing: bool) -> Outcome:
@@ -267,7 +269,7 @@ def _elements_that_count(name: str, shape: tuple[int, ...], rows: NDArray[np.boo
         raise CheckFailed(
             f"The row mask of output {name!r} does not fit.",
             why=f"It is {rows.dtype} {format_shape(rows.shape)} for {format_shape(shape)}.",
-            fix="Give bools over the leading dimensions.",
+            fix="Give booleans over the leading dimensions.",
         )
     if rows.all():
         return None

@@ -1,4 +1,4 @@
-"""Measure what rounded weights change in what a model is used for: its next token, or the embedding of a text.
+"""Measure the effect of rounded weights on a model's use: its next token, or the embedding of a text.
 
 A next token is chosen by the logits at a position. An embedding is the mean of a text's last hidden states.
 
@@ -45,7 +45,7 @@ class Distribution:
 
     @property
     def divergence(self) -> float:
-        """Mean divergence a position, in nats; infinite without any."""
+        """Mean divergence per position, in nats; infinite without positions."""
         return self.divergences / self.positions if self.positions else math.inf
 
     @property
@@ -85,7 +85,7 @@ class Pooled:
 
     @property
     def cosine(self) -> float:
-        """Mean cosine of a text; 0 without any."""
+        """Mean cosine per text; 0 without texts."""
         return self.cosines / self.texts if self.texts else 0.0
 
     def meets(self, tolerance: Tolerance) -> bool:

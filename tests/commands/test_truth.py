@@ -111,7 +111,7 @@ def test_what_checks_nothing_has_no_verdict(
     forged["checks"][0]["status"] = "failed"
     sidecar.write_text(json.dumps(forged))
     shown = localattn("inspect", exported)  # a sidecar has a digest of its own
-    assert shown.code == 1 and "was altered" in shown.err and not shown.out
+    assert shown.code == 1 and "was changed" in shown.err and not shown.out
 
 
 class Made(Report):

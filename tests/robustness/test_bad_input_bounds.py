@@ -407,4 +407,4 @@ def test_an_endless_prompt(exported: Path) -> None:
     with Path("/dev/zero").open("rb") as endless:
         finished = subprocess.run(command, stdin=endless, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert finished.returncode == 2
-    assert "is no prompt" in finished.stderr
+    assert "is not a prompt" in finished.stderr

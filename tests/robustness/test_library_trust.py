@@ -483,7 +483,7 @@ def test_a_bundle_does_not_run_its_libraries_unasked(
     for bundle in (place / "b", place / "b.tar"):
         ended = command(place, "bundle", "verify", bundle)
         assert (ended.code, ended.loaded) == (0, []), ended.err
-        assert f"not run: {home}. Libraries of a bundle are code" in ended.out and "by ONNX functions" in ended.out
+        assert f"not run: {home}. A bundle's libraries are code" in ended.out and "by ONNX functions" in ended.out
         ended = command(place, "bundle", "verify", bundle, "--run-libraries", "--format", "json")
         assert (ended.code, ended.loaded) == (1, ["evil"]), ended.err
         report = json.loads(ended.out)

@@ -351,7 +351,7 @@ def test_names_are_refused_where_the_facts_beside_would_not_fit(tiny: Path, loca
 def test_two_outputs_of_one_name_are_refused(tmp_path: Path, localattn: Command) -> None:
     saved = ("--save-inputs", tmp_path / "x.npz", "--save-outputs", tmp_path / "." / "x.npz")
     finished = localattn("parity", "no.onnx", "--against", "no.pt", *saved)
-    assert finished.code == 2 and "is written twice" in finished.err
+    assert finished.code == 2 and "is named twice" in finished.err
 
 
 # --- files that are read without being named --------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_a_bundle_that_holds_the_model_is_not_replaced(tmp_path: Path, samples: 
     (bundle / "model").mkdir(parents=True)
     model = bundle / "model" / "m.onnx"
     model.write_bytes(samples["m.onnx"])
-    with pytest.raises(UsageError, match="which lies in it"):
+    with pytest.raises(UsageError, match="which the command reads"):
         check_outputs([Output(bundle, file_kinds.BUNDLE)], inputs=[model], overwrite=True)
 
 

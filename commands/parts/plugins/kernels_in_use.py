@@ -51,7 +51,7 @@ def say_kernels(has_nodes: Callable[[], bool], ran: Session | BenchRow, asked: s
 
 
 def how_to_add() -> str:
-    """Return the command that adds compiled kernels here, with a compiler where there is none; "" where none can be."""
+    """Return the command that adds compiled kernels, and a compiler if needed; "" if that is impossible."""
     from ....core.machine.processor import host_arch
     from ....core.storage.library_store import CPU_KERNELS
     from ....plugins.compilers import find_compiler
@@ -60,6 +60,6 @@ def how_to_add() -> str:
         find_compiler(host_arch())
     except MissingDependency:
         return as_installed(f"pip install 'localattn[compiler]' && {CPU_KERNELS.how_to_build}")
-    except LocalAttnError:  # no kernels for this processor, or a CXX that is no compiler
+    except LocalAttnError:  # no kernels for this processor, or CXX is not a compiler
         return ""
     return CPU_KERNELS.how_to_build

@@ -37,7 +37,7 @@ from .tables import quantize_tables
 
 @dataclass
 class Rounding:
-    """How the matrices of a model are rounded: measured for its first graph, and the same for every other.
+    """Decide how the matrices of a model are rounded: measured on its first graph, and the same for all other graphs.
 
     Args:
         calibration: the model and inputs as in use; None rounds each matrix by its own numbers.
@@ -54,13 +54,13 @@ class Rounding:
     _tables: dict[str, Blocks] = field(default_factory=dict)
 
     def of_tables(self, model: ir.Model) -> None:
-        """Store the large tables of a graph; its notes are those of the first one."""
+        """Store the large tables of a graph; only the first graph adds notes."""
         first = not self._tables
         notes = quantize_tables(model, self._tables)
         self.notes += notes if first else []
 
     def blocks(self, matrices: Mapping[str, NDArray[Any]]) -> Mapping[str, Blocks]:
-        """Return the rounded matrices `[K, N]` of linear layers by path; the calibration is used once, and let go.
+        """Return the rounded matrices `[K, N]` of linear layers by path; the calibration is used once and then freed.
 
         Further pieces of a layer whose packed matrix was cut have their number behind the path, as `_piece` writes it.
         Layers that the calibration does not show are left out.
@@ -87,7 +87,7 @@ class Rounding:
         alone, chosen = choose(calibration, rounded, logits=self.logits)
         unit = "nats" if self.logits else "of the mean square"
         self.notes.append(
-            f"weights rounded on {calibration.words}; in 4 bits alone the outputs move {alone:.2g} {unit}"
+            f"weights rounded on {calibration.words}; with 4 bits only, the outputs would change by {alone:.2g} {unit}"
         )
         self.notes += [
             f"8 bits for {effect.kind}: {effect.distance:.2g} {unit}, {effect.growth:.1%} larger weights; "
@@ -107,7 +107,7 @@ def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
         rounding: how; by default each matrix by its own numbers.
 
     Raises:
-        ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
+        ExportFailed: there is no linear layer, or a matrix contains NaN or infinity.
     """
     rounding = Rounding() if rounding is None else rounding
     rounding.of_tables(model)
@@ -157,7 +157,7 @@ def _stored(model: ir.Model, made: Mapping[str, Blocks], name: str, matrix: NDAr
     """Add the initializers of a matrix in blocks: levels, scales and zero points."""
     blocks = made[name] if name in made else round_in_blocks(_floats(matrix), BITS)
     fits = packed if blocks.bits == BITS else np.ascontiguousarray
-    # The scales in one dimension, as every release reads them.
+    # The scales have one dimension, which every release supports.
     parts = {
         "levels": fits(blocks.levels), "scales": blocks.scales.reshape(-1), "zeros": fits(blocks.zeros).reshape(-1)
     }  # fmt: skip
@@ -165,7 +165,7 @@ def _stored(model: ir.Model, made: Mapping[str, Blocks], name: str, matrix: NDAr
 
 
 def _replace(node: ir.Node, matrix: StoredMatrix) -> None:
-    """Put a product with a stored matrix in the place of a linear layer."""
+    """Replace a linear layer by a product with a stored matrix."""
     levels = matrix.initializers[0].shape
     assert levels is not None and isinstance(levels[-1], int)
     replace_node(

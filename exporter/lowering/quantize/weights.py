@@ -1,4 +1,4 @@
-"""Store a traced model's linear layers in fewer bits: which kinds there are, and what each asks of a file."""
+"""Store a traced model's linear layers in fewer bits, by a table of kinds and their requirements."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ WEIGHT_KINDS: Mapping[str, WeightKind] = {
 
 
 def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: bool) -> None:
-    """Refuse a kind of weights that is unknown, or that does not go with the other options of a file.
+    """Refuse a kind of weights that is unknown or incompatible with the file's other options.
 
     Raises:
         UsageError: it is one of these.
@@ -70,21 +70,21 @@ def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: 
     if dtype not in kind.dtypes:
         allowed = " or ".join(kind.dtypes)
         raise UsageError(
-            f"{weights} weights do not go with {dtype}.",
-            why=f"onnxruntime's {kind.products} take and give {allowed}.",
+            f"{weights} weights do not support {dtype}.",
+            why=f"onnxruntime's {kind.products} compute in {allowed}.",
             fix=f"Use {allowed}.",
         )
     if opset < kind.opset_from:
         raise UsageError(
             f"{weights} weights need opset {kind.opset_from}.",
-            why=f"Opset {opset} has no such numbers.",
+            why=f"Opset {opset} has no such element type.",
             fix=f"Give {argument('opset', kind.opset_from)}.",
         )
     if standard_ops and opset < kind.standard_from:
         raise UsageError(
             f"{argument('standard_ops', True)} with {weights} weights needs opset {kind.standard_from}.",
             why=f"Opset {opset} has no operator for matrices in blocks of 4 bits.",
-            fix=f"Give {argument('opset', kind.standard_from)}, or leave one of the two out.",
+            fix=f"Give {argument('opset', kind.standard_from)}, or leave out one of the two options.",
         )
 
 
@@ -98,12 +98,12 @@ def quantize_weights(model: ir.Model, weights: str, rounding: blocked.Rounding |
 
     Raises:
         MissingDependency: onnxruntime is not installed, whose quantizer makes int8 matrices.
-        ExportFailed: there is no linear layer, or the quantizer gave up.
+        ExportFailed: there is no linear layer, or the quantizer failed.
     """
     kind = WEIGHT_KINDS[weights]
     return kind.quantize(model, rounding) if kind.calibrates else kind.quantize(model)
 
 
 def spans_tokens(weights: str | None) -> bool:
-    """Return whether a token has a say in how others are rounded."""
+    """Return whether a token influences how others are rounded."""
     return weights is not None and WEIGHT_KINDS[weights].spans_tokens

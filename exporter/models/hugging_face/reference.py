@@ -120,7 +120,7 @@ def _refuse_nan(found: Tensor, model: nn.Module, args: HuggingFaceArgs) -> None:
 def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> None:
     """Refuse a live model that computes something else than its configuration and its weights say.
 
-    Neither shows hooks, or values that were changed in its modules.
+    Neither config nor weights reveal hooks or patched values.
 
     Raises:
         UsageError: its outputs differ on random tokens, of which there are more than in a window.

@@ -1,4 +1,4 @@
-"""An onnxruntime session with what only a benchmark needs: a profile, or a CUDA graph."""
+"""Open onnxruntime sessions for benchmarks: with a profile or a CUDA graph."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def open_tuned(
     if profile is not None and started.compiles:
         raise UsageError(
             f"{argument('profile')} does not apply to the provider {started.name!r}.",
-            why="It runs the graph as one engine, of which onnxruntime sees no parts.",
+            why="It runs the graph as one engine, whose parts onnxruntime cannot see.",
             fix=f"Choose {argument('provider', 'cpu')} or cuda; trtexec --dumpProfile shows the layers of an engine.",
         )
     ort = PACKAGE.require()
@@ -107,7 +107,7 @@ def open_tuned(
             raise
         raise UsageError(
             f"No CUDA graph can be recorded of {path}.",
-            why=f"Part of it runs on the CPU, as what is computed from dynamic sizes does: {one_line(error)}",
+            why=f"A part of it runs on the CPU, such as what depends on dynamic sizes: {one_line(error)}",
             fix=f"Export it with fixed sizes, or leave {argument('cuda_graph')} out.",
         ) from error
     session = TunedSession(native, started.name, str(path), opened.notes, opened.kernel)

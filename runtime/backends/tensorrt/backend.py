@@ -35,9 +35,7 @@ class EngineBackend(Backend):
         f"{HOW_TO_EXPORT_STEPS}, and build both files it writes: localattn build model_step.onnx; "
         "localattn build model_step.prefill.onnx (with --backend tensorrt-rtx for RTX GPUs)"
     )
-    steps_without_sidecar = (
-        "It was built from an ONNX file without its sidecar, which says how its caches are laid out."
-    )
+    steps_without_sidecar = "It was built from an ONNX file without the sidecar, which describes the caches."
 
     def providers(self) -> tuple[str, ...]:
         """List the names of the first GPU; "cuda:1" is the second."""

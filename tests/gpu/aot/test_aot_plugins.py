@@ -210,7 +210,7 @@ def test_output_is_like_the_query(name: str, shown: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("open head size", "The head size of an attention node is open."),
+        ("open head size", "The head size of an attention node is dynamic."),
         ("too many", "The kernel does not compute an attention node of this size."),
     ],
 )
@@ -257,7 +257,7 @@ def test_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt.plugin", plugin)
     monkeypatch.setattr(register, "_registered", [])
     tensorrt.__version__ = "10.14.1"  # type: ignore[attr-defined]
-    with pytest.raises(MissingDependency, match=r"TensorRT 10\.14\.1 finds no ahead-of-time plugins") as raised:
+    with pytest.raises(MissingDependency, match=r"TensorRT 10\.14\.1 does not find ahead-of-time plugins") as raised:
         register.register_plugins(TARGETS[TARGET])
     assert "`plugin='library'`" in raised.value.fix
     tensorrt.__version__ = "11.0.0"  # type: ignore[attr-defined]
@@ -265,8 +265,8 @@ def test_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin.aot_impl = None  # type: ignore[attr-defined]
     assert why_not() == ""
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert "Triton, which compiles the kernel, does not import" in why_not()
+    assert "Triton, which compiles the kernel, cannot be imported" in why_not()
     monkeypatch.setitem(sys.modules, "tensorrt.plugin", None)
-    assert "tensorrt.plugin does not import" in why_not()
+    assert "tensorrt.plugin cannot be imported" in why_not()
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     assert "pip install 'localattn[tensorrt]'" in why_not()

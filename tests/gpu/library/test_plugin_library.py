@@ -286,7 +286,7 @@ def test_what_was_loaded_is_told(capability: int, refuse: str, code: str, why: s
         ({"window_size": ""}, "attribute window_size is missing"),
         ({"window_size": "0"}, "attribute window_size is 0; it must lie in [1, 2147483647]"),
         ({"look_backward": "-1"}, "attribute look_backward is -1"),
-        ({"look_forward": "1"}, "attribute look_forward is 1; a causal window sees nothing ahead"),
+        ({"look_forward": "1"}, "attribute look_forward is 1; a causal window sees no later key"),
         ({"causal": "2"}, "attribute causal is 2"),
         ({"scale": "1"}, "attribute scale must be one float"),
         ({"scale": "nanf"}, "attribute scale is not finite"),

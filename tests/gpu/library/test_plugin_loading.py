@@ -154,7 +154,7 @@ def test_registry_of_tensorrt_10(version: int, arch: Arch) -> None:
 
 def test_release_of_which_nothing_is_known_is_left_alone() -> None:
     _, said = host(tensorrt_10(host_arch(), 10400), f"open:{companion_path(plugin(host_arch()))}")
-    assert "is release 10400, of which nothing is known: no plugin is registered" in said
+    assert "is release 10400, which is unknown: no plugin is registered" in said
 
 
 @pytest.mark.parametrize(

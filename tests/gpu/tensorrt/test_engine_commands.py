@@ -104,7 +104,7 @@ def test_inspect_shows_the_facts(localattn: Callable[..., Finished], engine: Pat
     finished = localattn("inspect", engine)
     assert finished.code == 0
     assert "sm_89" in finished.out and "tokens int64 [1, 64]" in finished.out
-    assert "Layers cannot be shown here: No NVIDIA driver" in finished.out
+    assert "Layers cannot be shown on this machine: No NVIDIA driver" in finished.out
     report = json.loads(localattn("inspect", engine, "--format", "json").out)
     assert report["unchanged"] is True
     assert report["layers"] is None

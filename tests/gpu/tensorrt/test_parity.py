@@ -85,7 +85,7 @@ def shown(finished: Finished, code: int = 0) -> dict[str, Any]:
 
 def test_an_engine_is_judged_by_its_onnx_file(folder: Path, bench: Bench, localattn: Command) -> None:
     engine = as_engine(folder / "model.onnx")
-    other = "model.engine was built from model.onnx, which is another file than open.onnx"
+    other = "model.engine was built from model.onnx, which is not open.onnx"
     for judge, notes in (("model.onnx", []), ("open.onnx", [other])):
         report = shown(localattn("parity", engine, "--against", folder / judge, "--format", "json"))
         assert (report["provider"], report["reference"]["provider"], report["dtype"]) == ("cuda", "cpu", "fp32")
@@ -132,7 +132,7 @@ def test_an_engine_that_was_replaced_is_told(folder: Path, bench: Bench, localat
     engine = as_engine(folder / "model.onnx")
     change_facts(engine, engine_sha256="0" * 64)
     finished = localattn("parity", engine, "--against", folder / "model.onnx", "--seeds", 1)
-    assert finished.code == 0 and "was altered, or replaced alone" in finished.err
+    assert finished.code == 0 and "was changed or replaced without the other" in finished.err
     sidecar_path(engine).unlink()
     assert localattn("parity", engine, "--against", folder / "model.onnx").code == 2
 
@@ -143,7 +143,7 @@ def test_step_engines_are_fed_beside_their_onnx_files(bench: Bench, localattn: C
     report = shown(localattn("parity", engine, "--against", judge, "--seeds", 2, "--format", "json"))
     fed = int(next(line for line in report["notes"] if "tokens were fed" in line).split()[0])
     called = [row["inputs"] for row in report["comparisons"]]
-    assert called == [f"seed {n}, seq={fed}{how}" for n in (0, 1) for how in ("", f", {CHUNK} a call first")]
+    assert called == [f"seed {n}, seq={fed}{how}" for n in (0, 1) for how in ("", f", first {CHUNK} per call")]
     assert report["provider"] == "cuda" and fed > 4 * step_model.WINDOW
     # The step engine alone, then the prefill engine with single tokens after it; twice.
     chunks, singles = fed // CHUNK, fed % CHUNK

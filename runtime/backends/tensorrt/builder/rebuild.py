@@ -30,7 +30,7 @@ def rebuild(engine: Path, changed: Path, plugin: str) -> Path:
     if facts.plugin is not None:
         if facts.plugin.kind != "library":
             raise UsageError(
-                "An engine with ahead-of-time plugins cannot be built again here.",
+                "Bisecting rebuilds the engine, which is not possible with ahead-of-time plugins.",
                 fix=f"Bisect the ONNX file, or an engine built with {argument('plugin', 'library')}.",
             )
         choice = PluginChoice("library", find_library(facts.plugin, engine, plugin), asked="library")

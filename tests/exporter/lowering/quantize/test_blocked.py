@@ -184,7 +184,7 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     target = tmp_path / "m.onnx"
     for options, text in (
-        (["--dtype", "fp16"], "int4 weights do not go with fp16"),
+        (["--dtype", "fp16"], "int4 weights do not support fp16"),
         (["--standard-ops"], "--opset 21"),
     ):
         done = localattn("export", wide, "-o", target, "--weight-dtype", "int4", *options)

@@ -140,7 +140,7 @@ def test_without_a_wide_matrix_there_is_nothing_to_do(localattn: Callable[..., F
     small = save_upstream(tmp_path, "local_attention.LocalTransformer", TINY | {"dim": 8, "num_tokens": 9})
     done = localattn("export", small, "-o", small.with_name("m.onnx"), "--weight-dtype", "int8")
     assert done.code == 4
-    assert "nothing to quantize" in done.err
+    assert "no layer to quantize" in done.err
 
 
 class _TiedTable(torch.nn.Module):

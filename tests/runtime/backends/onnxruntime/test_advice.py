@@ -72,8 +72,8 @@ def linked_in_a_circle(folder: Path) -> Callable[[], None]:
     [
         (moved, "Copy the file"),
         (cut, "copy it again"),
-        (linked_out, "Put a copy in the place of the link."),
-        (linked_in_a_circle, "Put a copy in the place of the link."),
+        (linked_out, "Replace the link by a copy of the file."),
+        (linked_in_a_circle, "Replace the link by a copy of the file."),
     ],
 )
 def test_external_data_that_is_put_right_runs(

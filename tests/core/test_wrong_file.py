@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from localattn.core.errors import UsageError
-from localattn.core.storage.mistaken import refuse_mistaken
+from localattn.core.storage.wrong_file import refuse_wrong_file
 
 from ..conftest import Finished
 
@@ -62,7 +62,7 @@ def test_so_is_one_of_another_kind(file: str, here: Path, localattn: Command) ->
     assert "is a Git LFS pointer" in localattn("run" if file.endswith("engine") else "inspect", file).err
     Path("in.npz").write_bytes(POINTER)
     with pytest.raises(UsageError, match="pointer"):
-        refuse_mistaken(Path("in.npz"))
+        refuse_wrong_file(Path("in.npz"))
 
 
 @pytest.mark.parametrize("name", ["run", "parity", "bench", "inspect", "export", "verify"])
@@ -91,14 +91,14 @@ def test_what_is_no_tar_is_said_to_be_compressed(here: Path) -> None:
     for content, said in ((gzip.compress(b"weights"), "gunzip m.pt"), (b"\x1f\x8bcut", "gunzip m.pt")):
         Path("m.pt").write_bytes(content)
         with pytest.raises(UsageError) as caught:
-            refuse_mistaken(Path("m.pt"))
+            refuse_wrong_file(Path("m.pt"))
         assert said in caught.value.fix
 
 
 def test_nothing_else_is_refused_or_waited_for(here: Path) -> None:
     Path("m.onnx").write_bytes(b"\x08\x0a")
     for path in ("m.onnx", "nowhere", "\0"):
-        refuse_mistaken(Path(path))
+        refuse_wrong_file(Path(path))
     os.mkfifo("pipe")
     with pytest.raises(UsageError, match="Cannot read"):
-        refuse_mistaken(Path("pipe"))
+        refuse_wrong_file(Path("pipe"))

@@ -1,4 +1,4 @@
-"""List the arguments that change a model's outputs but that its tensors do not show, and ask for them in a file.
+"""List the arguments that change a model's outputs but cannot be read from its tensors, and ask for them in a file.
 
 The file is a configuration to complete, with the known arguments and a placeholder for each unknown one. A placeholder
 is text that no argument accepts; the error for a configuration that still has one names it.
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
-from ...core.storage.file_kinds import CONFIGURATION, configs_beside
+from ...core.storage.file_kinds import CONFIGURATION, default_configs
 from ...core.storage.files import publish
 from ...core.storage.outputs import Output, writing
 
@@ -27,14 +27,15 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "local_attn_window_size": "tokens in a window",
         "window_size": "tokens in a window",
         "local_window_size": "positions on each side with a learned bias",
-        "causal": "true if a token sees no later ones",
-        "exact_windowsize": "true if a token sees just window_size tokens back, not all of the window before its own",
-        "look_backward": "windows before its own that a token sees",
-        "look_forward": "windows after its own that a token sees",
+        "causal": "true if a token sees no later tokens",
+        "exact_windowsize": "true if a token sees exactly window_size tokens back, not the whole windows before its "
+        "own",
+        "look_backward": "number of windows before its own that a token sees",
+        "look_forward": "number of windows after its own that a token sees",
         "heads": "heads of the attention",
         "dim_head": "channels of a head",
         "dim": "channels of a head that rotary embeddings turn",
-        "shared_qk": "true if queries are the keys too",
+        "shared_qk": "true if queries and keys are the same",
         "autopad": "true if sequences are padded to whole windows",
         "scale": "factor of the scores",
         "qk_scale": "factor of the scores",
@@ -55,7 +56,7 @@ _IDLE_WHERE = {
     "xpos_scale_base": ("use_xpos", False),
     "use_rotary_pos_emb": ("dim", None),
 }
-# What a default of None stands for upstream.
+# The meaning of a default of None upstream.
 _NONE_MEANS = {
     "look_forward": "0 if causal, else 1",
     "exact_windowsize": "true",
@@ -64,25 +65,27 @@ _NONE_MEANS = {
     "xpos_scale_base": "half a window",
 }
 _OPEN, _CLOSE = "<fill in: ", ">"
-_RELEASE = "release of hyper-connections in training, as 0.4.11; or remove this entry for any since 0.3.10"
-_ABOUT = "Replace each <fill in: …>; what is shown by the weights need not stand here."
+_RELEASE = (
+    "release of hyper-connections used in training, such as 0.4.11; or remove this entry for any release since 0.3.10"
+)
+_ABOUT = "Replace each <fill in: …>. Values that the weights show may be left out."
 
 
-def traceless_arguments(entry: ClassEntry, values: Mapping[str, Any]) -> list[str]:
-    """List a class's arguments that its tensors need not show, without those that have no effect at these values."""
+def hidden_arguments(entry: ClassEntry, values: Mapping[str, Any]) -> list[str]:
+    """List a class's arguments that its tensors may not show, without those that have no effect at these values."""
     idle = {name for name, (other, value) in _IDLE_WHERE.items() if other in values and values[other] == value}
     return [name for name in MEANINGS if name in entry.args.model_fields and name not in {*idle, *entry.unsupported}]
 
 
 def not_in_weights(entry: ClassEntry, args: Arguments, inferred: Collection[str]) -> list[str]:
-    """List the arguments that no tensor shows, wherever their values came from.
+    """List the arguments that no tensor shows, with values from any source.
 
     Args:
         entry: the class.
         args: arguments of the model.
         inferred: names of the arguments that its weights show.
     """
-    possible = traceless_arguments(entry, args.model_dump())
+    possible = hidden_arguments(entry, args.model_dump())
     names = [name for name in possible if name not in {*inferred, *_WITHOUT_EFFECT}]
     if getattr(args, "num_residual_streams", 1) > 1:
         names.append("hyper_connections")
@@ -112,7 +115,7 @@ def config_template(
     """
     values = {**inferred, **known}
     kwargs = {name: value for name, value in known.items() if name not in inferred}
-    for name in traceless_arguments(entry, values):
+    for name in hidden_arguments(entry, values):
         if name not in values:
             kwargs[name] = _placeholder(entry, name)
     document: dict[str, Any] = {"class": entry.name, "kwargs": kwargs}
@@ -143,11 +146,11 @@ def template_text(document: Mapping[str, Any]) -> str:
 
 def template_path(checkpoint: Path) -> Path:
     """Return the path at which a checkpoint's configuration is found by default."""
-    return configs_beside(checkpoint)[0]
+    return default_configs(checkpoint)[0]
 
 
 def write_template(document: Mapping[str, Any], checkpoint: Path, found: Path | None) -> Path:
-    """Write a configuration beside its checkpoint, and return its path.
+    """Write a configuration into its checkpoint's folder, and return its path.
 
     Args:
         document: the configuration.
@@ -161,9 +164,9 @@ def write_template(document: Mapping[str, Any], checkpoint: Path, found: Path | 
     existing = found if found is not None else path if path.exists() or path.is_symlink() else None
     if existing is not None:
         raise UsageError(
-            f"{existing} is there already.",
-            why="A configuration is never replaced.",
-            fix="Complete that file, or move it away first.",
+            f"{existing} already exists.",
+            why="An existing configuration is never overwritten.",
+            fix="Complete that file, or move it first.",
         )
     with writing(Output(path, CONFIGURATION), inputs=[checkpoint]) as folder:
         staged = folder / path.name

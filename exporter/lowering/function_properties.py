@@ -1,4 +1,4 @@
-"""Facts about all nodes that share an ONNX function: each fact saves work or memory, and none changes a result."""
+"""Find common properties of all nodes that share an ONNX function; each saves work or memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Part(NamedTuple):
 
     Args:
         blocks: number of blocks.
-        inside: whether all of their keys lie inside the sequence.
+        inside: whether all of their keys are inside the sequence.
     """
 
     blocks: int
@@ -29,8 +29,8 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FunctionFacts:
-    """Facts that hold for every node that shares an ONNX function.
+class FunctionProperties:
+    """Properties of every node that shares an ONNX function.
 
     Args:
         aligned: the length is a multiple of `query_block`, so nothing is padded.
@@ -46,19 +46,19 @@ class FunctionFacts:
     all_seen: bool = False
     parts: tuple[Part, ...] = ()
 
-    def __and__(self, other: FunctionFacts) -> FunctionFacts:
-        """Return the facts that hold for both."""
+    def __and__(self, other: FunctionProperties) -> FunctionProperties:
+        """Return the properties that hold for both."""
         same = {field.name for field in fields(self) if getattr(self, field.name) == getattr(other, field.name)}
-        return FunctionFacts(**{name: getattr(self, name) for name in same})
+        return FunctionProperties(**{name: getattr(self, name) for name in same})
 
 
-def facts_of(
+def properties_of(
     variant: NodeVariant | GroupedVariant,
     attributes: Mapping[str, Any],
     length: int | None,
     sequences: int | None = None,
-) -> FunctionFacts:
-    """Return the facts of one node.
+) -> FunctionProperties:
+    """Return the properties of one node.
 
     Args:
         variant: its op type.
@@ -68,11 +68,11 @@ def facts_of(
     """
     heads_first = tuple(attributes["perm"]) == HEADS_FIRST
     if length is None:
-        return FunctionFacts(heads_first=heads_first)
+        return FunctionProperties(heads_first=heads_first)
     geometry, block = geometry_of(attributes), int(attributes["query_block"])
     aligned = length % block == 0
     if geometry.sees_all:
-        return FunctionFacts(aligned, heads_first)
+        return FunctionProperties(aligned, heads_first)
     keys = geometry.backward_reach + geometry.forward_reach + block
     # A given bias and xpos' decay are stored by distance from the block, so they need the block's own span.
     free = not (variant.has_bias or variant.has_xpos)
@@ -82,7 +82,7 @@ def facts_of(
     all_seen = whole and not attributes.get("shared_qk") and first[1] == 0 and end[0] == length
     most = None if sequences is None else PART_BYTES // (4 * sequences * block * (length if whole else keys))
     parts = () if most is None else _parts(geometry, block, length, most)
-    return FunctionFacts(aligned, heads_first, whole, bool(all_seen), parts)
+    return FunctionProperties(aligned, heads_first, whole, bool(all_seen), parts)
 
 
 def _parts(geometry: WindowGeometry, block: int, length: int, most: int) -> tuple[Part, ...]:

@@ -1,4 +1,4 @@
-"""Recognize what is given as a model by mistake: nothing, a name of the Hub, pointers of Git LFS, and bundles."""
+"""Recognize wrong files given as a model: missing files, names of the Hub, Git LFS pointers and bundles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".npz")
 
 
 def check_exists(path: Path) -> None:
-    """Refuse a path with no file or folder that can be reached, and a name of the Hugging Face Hub.
+    """Refuse a path without a reachable file or folder, and a name of the Hugging Face Hub.
 
     Raises:
         UsageError: there is nothing of this name, or a folder on the way may not be searched.
@@ -31,7 +31,7 @@ def check_exists(path: Path) -> None:
     if _HUB_NAME.fullmatch(name) and path.suffix.lower() not in _WEIGHTS and not os.path.lexists(path.parent):
         raise UsageError(
             f"There is no folder {name}.",
-            why="Nothing is downloaded; a model of the Hugging Face Hub is exported from a folder.",
+            why="localattn downloads nothing; a model of the Hugging Face Hub is exported from a local folder.",
             fix=f"hf download {name} --local-dir {path.name}, then export {path.name}.",
         )
     try:
@@ -40,12 +40,12 @@ def check_exists(path: Path) -> None:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror}.", fix="Check the path.") from error
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror}.") from error
-    except ValueError:  # no name of a file: opening it says why
+    except ValueError:  # not a valid file name: opening it raises the error
         return
 
 
-def refuse_mistaken(path: Path, start: bytes | None = None, *, tars: bool = True) -> None:
-    """Refuse a file that is one of these; a file that cannot be read is left to the code that opens it.
+def refuse_wrong_file(path: Path, start: bytes | None = None, *, tars: bool = True) -> None:
+    """Refuse a file that is not a model at all; damaged or unreadable files are reported by their reader.
 
     Args:
         path: the file.
@@ -53,7 +53,7 @@ def refuse_mistaken(path: Path, start: bytes | None = None, *, tars: bool = True
         tars: whether a plain tar is refused too.
 
     Raises:
-        UsageError: it is one of them; the text says how to get the file that was meant.
+        UsageError: it is such a file; the text says how to get the model that was meant.
     """
     if start is None:
         try:
@@ -71,13 +71,14 @@ def refuse_mistaken(path: Path, start: bytes | None = None, *, tars: bool = True
     if (tars or packed) and _is_tar(_unpacked(start) if packed else start):
         raise UsageError(
             f"{path} is a {'compressed ' if packed else ''}tar, not a model.",
-            why="A bundle is such a tar, with the model in its folder model/.",
-            fix=f"Unpack it: tar x{'z' if packed else ''}f {name}, and give the file in it. "
+            why="It may be a bundle, which has the model in its folder model/.",
+            fix=f"Unpack it: tar x{'z' if packed else ''}f {name}, and give the path of the model in it. "
             + ("A folder is checked by" if packed else "It is checked by")
             + f": localattn bundle verify {'FOLDER' if packed else name}",
         )
     if packed:
-        raise UsageError(f"{path} is compressed (gzip).", why="Nothing reads it so.", fix=f"Unpack it: gunzip {name}")
+        why = "Compressed files are not read."
+        raise UsageError(f"{path} is compressed (gzip).", why=why, fix=f"Unpack it: gunzip {name}")
 
 
 def _is_tar(start: bytes) -> bool:
@@ -85,7 +86,7 @@ def _is_tar(start: bytes) -> bool:
 
 
 def _unpacked(start: bytes) -> bytes:
-    """Return the first bytes of what a gzip file holds; none if it is broken."""
+    """Return the first unpacked bytes of a gzip file; none if it is broken."""
     try:
         return zlib.decompressobj(wbits=31).decompress(start, START)
     except zlib.error:
