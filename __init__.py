@@ -1,4 +1,4 @@
-"""localattn: trained local-attention models as ONNX files proven equal to the original.
+"""Export trained local-attention models to ONNX files, checked against the original.
 
     import localattn
 

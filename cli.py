@@ -1,7 +1,7 @@
 """Put the command line together from one file per verb in `commands/`.
 
-Errors end with the exit codes of `core.errors.ExitCode`. Nothing heavy is imported until a command runs, and of the
-commands only the one that is asked for.
+Errors end with the exit codes of `core.errors.ExitCode`. Nothing heavy is imported until a command runs, and only the
+requested command is imported.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ COMMANDS = (
 )
 
 _EPILOG = (
-    "Exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 3 something is missing from this machine, "
+    "Exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 3 something is missing on this machine, "
     "4 the export failed, 5 a build failed."
 )
 
@@ -97,7 +97,7 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
     app = typer.Typer(
         name="localattn",
         cls=Group,
-        help="Trained local-attention models as ONNX files that are proven equal to the original.",
+        help="Export trained local-attention models to ONNX files that are checked against the original.",
         epilog=_EPILOG,
         no_args_is_help=True,
         rich_markup_mode="markdown",  # paragraphs flow, and [sizes] is no markup
@@ -118,7 +118,7 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line and exit with its exit code; the work is done in a process of its own where that can be."""
+    """Run the command line and exit with its exit code; the work is done in a child process if possible."""
     if answers_quietly():  # from here on work may have to be cleaned up
         supervise.hold_signals()
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -184,14 +184,14 @@ def _unwinding() -> Iterator[None]:
     """Let a request to end (Ctrl-C, SIGTERM, SIGHUP) clean up like an error, with exit code 128 + its number."""
 
     def leave(number: int, _: object) -> None:
-        for other in caught:  # what has begun to clean up finishes; Python complains where it finds SIG_IGN too late
+        for other in caught:  # a clean-up in progress finishes; Python complains where it finds SIG_IGN too late
             signal.signal(other, lambda *_: None)
         if number == signal.SIGINT and Verbosity.running:
             raise KeyboardInterrupt  # which a command may answer
         raise Stopped(128 + number)
 
     known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # A signal that is ignored (nohup) stays ignored.
+    # An ignored signal (nohup) stays ignored.
     before = {number: signal.getsignal(number) for number in known}
     caught = [n for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
     for number in caught:
@@ -211,16 +211,16 @@ def _known(error: Exception) -> LocalAttnError | None:
         cause = error.__cause__
         if cause is None or error.exit_code == ExitCode.MISSING or not _NO_MEMORY.search(str(cause)):
             return error
-        fix = "Check that the sizes are what they should be; else free memory, or use a machine with more."
+        fix = "Check that the sizes are right; else free memory, or use a machine with more."
         return MissingDependency(error.what, why=f"There is not enough memory. {error.why}", fix=fix)
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error)
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
         what, why = "There is not enough memory.", first_line(error)[:300]
-        fix = "Check that the sizes are what they should be; else free memory, or use a machine with more."
+        fix = "Check that the sizes are right; else free memory, or use a machine with more."
     elif isinstance(error, OSError):
-        what = f"The system refused: {error.strerror or error}."
-        why = f"It concerns {error.filename}." if error.filename is not None else ""
+        what = f"The system reported an error: {error.strerror or error}."
+        why = f"The file is {error.filename}." if error.filename is not None else ""
         fix = "Check permissions, free space, and the limits of this user."
     else:
         return None

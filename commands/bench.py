@@ -1,4 +1,4 @@
-"""Define `localattn bench`: measure models beside each other, and how certain the differences are."""
+"""Define `localattn bench`: measure models side by side, and the certainty of the differences."""
 
 from __future__ import annotations
 
@@ -30,27 +30,31 @@ def bench(
     model: Annotated[Path, typer.Argument(help="An exported model or an engine.", show_default=False), INPUT],
     against: Annotated[
         list[Path] | None,
-        typer.Option(help="Another one to compare with it; may be given again.", show_default=False),
+        typer.Option(help="A file to compare with it; may be repeated.", show_default=False),
         INPUT,
     ] = None,
     seq_len: Annotated[
         str | None, typer.Option(help="Lengths to measure at (512,1024), for files with a dynamic axis.")
     ] = None,
-    batch: Annotated[int | None, size_option("Sequences a call, for files with a dynamic axis.", least=1)] = None,
+    batch: Annotated[int | None, size_option("Sequences per call, for files with a dynamic axis.", least=1)] = None,
     duration: Annotated[
         float,
-        typer.Option(min=0, max=LONGEST_SECONDS, callback=finite, help="Seconds of timed calls of each, at the least."),
+        typer.Option(
+            min=0, max=LONGEST_SECONDS, callback=finite, help="Minimum seconds of timed calls for each candidate."
+        ),
     ] = 3.0,
     iterations: Annotated[
-        int, typer.Option(min=1, max=MOST_ITERATIONS, help="Timed calls of each, at the least.")
+        int, typer.Option(min=1, max=MOST_ITERATIONS, help="Minimum timed calls for each candidate.")
     ] = 10,
     warmup: Annotated[
         float,
         typer.Option(
-            min=0, max=1e3 * LONGEST_SECONDS, callback=finite, help="Milliseconds of calls before them, at the least."
+            min=0, max=1e3 * LONGEST_SECONDS, callback=finite, help="Minimum milliseconds of untimed calls before."
         ),
     ] = 200.0,
-    rounds: Annotated[int, typer.Option(min=1, max=MOST_ROUNDS, help="Turns of each; 6 or more for an interval.")] = 12,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=MOST_ROUNDS, help="Turns of each candidate; 6 or more for an interval.")
+    ] = 12,
     threads: Annotated[
         str | None, typer.Option(help="CPU threads for one operator (.onnx); a list (1,2) measures each.")
     ] = None,
@@ -64,7 +68,7 @@ def bench(
     ] = None,
     plugin_library: Annotated[
         list[Path] | None,
-        typer.Option(help="A library of compiled kernels to measure with, if you trust it; may be given again."),
+        typer.Option(help="A library of compiled kernels to measure with, if you trust it; may be repeated."),
         INPUT,
     ] = None,
     runtime: Annotated[
@@ -75,7 +79,7 @@ def bench(
         bool, typer.Option("--cuda-graph", help="Replay a CUDA graph (cuda, tensorrt, engines).")
     ] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Tell where the time goes, by module, operator and node (.onnx).")
+        bool, typer.Option("--profile", help="Show where the time goes, by module, operator and node (.onnx).")
     ] = False,
     load_inputs: Annotated[Path | None, typer.Option(help="Inputs (.npz) instead of random ones."), INPUT] = None,
     top: Annotated[int, size_option("Rows of each table of the profile.", least=1)] = 15,
@@ -84,13 +88,14 @@ def bench(
     output: OutputOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Measure latency, throughput, memory and load time of models beside each other.
+    """Measure latency, throughput, memory and load time of models side by side.
 
     Each candidate (model × runtime × provider × threads × plugin × length) has a process of its own, and they take
     turns in rounds, so that whatever else the machine does affects all alike. Differences have their 95 % interval, and
     figures that a busy machine has distorted have a warning. The exit code is 0, whichever is faster.
     """
     destination = choose(output_format, output, force)
+    from ..runtime.backends import registry
     from ..runtime.bench.measure import run_bench
     from ..runtime.bench.request import BenchRequest
 
@@ -122,9 +127,10 @@ def bench(
     for line in report.warnings:
         warn(line)
     if destination.shows_console and len(request.plugins) == 1 and report.rows:
-        # Where several ways were measured, the table says which.
+        # If several kinds were measured, the table names them.
         say_kernels(lambda: has_nodes(model), report.rows[0], request.plugins[0])
-    if destination.shows_console and model.suffix.lower() == ".onnx":
+    backend = registry.of_file(model)
+    if destination.shows_console and backend is not None and not backend.built:
         suggest("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
 
 
@@ -141,16 +147,16 @@ def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
                 raise ValueError
             values.append(read(part.strip()))
         except ValueError:
-            why = f"{part[:40]!r} does not belong there."
+            why = f"{part[:40]!r} is not allowed there."
             raise UsageError(f"{flag} {text[:80]} is not understood.", why=why) from None
     return values
 
 
 def _plugins(uses: str | None, libraries: Sequence[Path]) -> tuple[str, ...]:
-    """List what to measure with: the listed ways, then the libraries; "auto" where nothing is given.
+    """List the values of --plugin and the libraries to measure with; "auto" if nothing is given.
 
     Raises:
-        UsageError: there is no such way.
+        UsageError: a value is unknown.
     """
     listed = [] if uses is None else _listed("--plugin", uses, str)
     for way in listed:

@@ -1,4 +1,4 @@
-"""Define `localattn bisect`: find the first module that computes something else."""
+"""Define `localattn bisect`: find the first module that computes a wrong result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..core.storage.mistaken import check_exists
+from ..core.storage.wrong_file import check_exists
 from ..reports.figures import figure
 from ..reports.table import Table, numbers, texts
 from .parts.console import print_notes, progress, say
@@ -29,7 +29,7 @@ def bisect(
     against: Annotated[Path, typer.Option(help="The checkpoint it was exported from.", show_default=False), INPUT],
     config: Annotated[
         Path | None,
-        typer.Option(help="Configuration. (Default: the sidecar's, else the one beside the checkpoint.)"),
+        typer.Option(help="Configuration. (Default: the sidecar's, else the one in the checkpoint's folder.)"),
         INPUT,
     ] = None,
     entry: EntryOption = None,
@@ -45,7 +45,7 @@ def bisect(
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
     plugin_library: PluginLibraryOption = None,
     all_boundaries: Annotated[
-        bool, typer.Option("--all", help="Show every boundary, not only those around the fault.")
+        bool, typer.Option("--all", help="Show every module boundary, not only those around the fault.")
     ] = False,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,

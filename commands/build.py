@@ -17,7 +17,7 @@ from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import EngineBackend, PluginLibraryOption
 
 if TYPE_CHECKING:
-    from ..runtime.engine.builder.build import BuildReport
+    from ..runtime.backends.tensorrt.builder.build import BuildReport
 
 _SHAPES = "as tokens:1x1024,mask:1x1024."
 
@@ -56,39 +56,48 @@ def build(
     plugin_library: PluginLibraryOption = None,
     timing_cache: Annotated[
         Path | None,
-        typer.Option(help="File of measured kernel times: read, and extended. (TensorRT only.)"),
+        typer.Option(help="File of measured kernel times, which is read and extended. (TensorRT only.)"),
         OutputPath(TIMING_CACHE),
     ] = None,
     workspace: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_WORKSPACE_MIB, help="Scratch memory of a layer in MiB.")
+        int | None, typer.Option(min=1, max=LARGEST_WORKSPACE_MIB, help="Scratch memory per layer in MiB.")
     ] = None,
     builder_optimization_level: Annotated[
-        int | None, typer.Option(min=0, max=5, help="Higher searches longer for faster kernels.")
+        int | None, typer.Option(min=0, max=5, help="Higher levels search longer for faster kernels.")
     ] = None,
     min_shapes: Annotated[
         list[str] | None,
-        typer.Option(help=f"Smallest sizes of dynamic axes, {_SHAPES} Each time it is given is one more profile."),
+        typer.Option(help=f"Smallest sizes of dynamic axes, {_SHAPES} Repeat it for more profiles."),
     ] = None,
-    opt_shapes: Annotated[list[str] | None, typer.Option(help="Sizes to be fastest at, of each profile.")] = None,
-    max_shapes: Annotated[list[str] | None, typer.Option(help="Largest sizes, of each profile.")] = None,
+    opt_shapes: Annotated[list[str] | None, typer.Option(help="Sizes that each profile is optimized for.")] = None,
+    max_shapes: Annotated[list[str] | None, typer.Option(help="Largest sizes of each profile.")] = None,
     version_compatible: Annotated[
-        bool, typer.Option("--version-compatible", help="Later releases of TensorRT run it too. (TensorRT only.)")
+        bool,
+        typer.Option(
+            "--version-compatible", help="Let later releases of TensorRT run the engine too. (TensorRT only.)"
+        ),
     ] = False,
     hardware_compatible: Annotated[
         Literal["ampere-plus", "same-capability"] | None,
-        typer.Option(help="Other GPUs run it too: all from Ampere on, or of its capability. (TensorRT only.)"),
+        typer.Option(
+            help="Let other GPUs run the engine too: all from Ampere on, or those of the same capability. (TensorRT "
+            "only.)"
+        ),
     ] = None,
-    refit: Annotated[bool, typer.Option("--refit", help="Its weights can be replaced.")] = False,
+    refit: Annotated[bool, typer.Option("--refit", help="Let the engine's weights be replaced later.")] = False,
     strip_weights: Annotated[
-        bool, typer.Option("--strip-weights", help="Leave its weights out; TensorRT's refitter puts them in.")
+        bool, typer.Option("--strip-weights", help="Leave the weights out; TensorRT's refitter adds them later.")
     ] = False,
     embed_plugin: Annotated[
-        bool, typer.Option("--embed-plugin", help="Put the plugin library into it, for hosts that allow code there.")
+        bool,
+        typer.Option(
+            "--embed-plugin", help="Put the plugin library into the engine, for hosts that allow code in engines."
+        ),
     ] = False,
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:
-    """Build an engine, and check that it is what was asked for.
+    """Build an engine, and check it against the request.
 
     Every precision is the ONNX file's. TensorRT builds on the GPU that will run the engine; TensorRT-RTX builds
     anywhere. Where the engine runs, it is compared with the ONNX file; elsewhere the report says that it was not. An
@@ -128,7 +137,7 @@ def parse_shapes(option: str, text: str | None) -> dict[str, tuple[int, ...]]:
         name, _, sizes = part.strip().rpartition(":")
         numbers = sizes.split("x")
         if not name or not all(is_size(number) for number in numbers):
-            raise UsageError(f"{option} {part.strip()[:80]!r} is no shape.", fix="Write INPUT:1x1024.")
+            raise UsageError(f"{option}: {part.strip()[:80]!r} is not a shape.", fix="Write INPUT:1x1024.")
         found[name] = tuple(map(int, numbers))
     return found
 

@@ -57,11 +57,11 @@ def create(
     ],
     shape: Annotated[
         Literal["dir", "tar"] | None,
-        typer.Option("--format", help="dir or tar; without it a name that ends in .tar is a tar."),
+        typer.Option("--format", help="dir or tar; by default a name that ends in .tar is a tar."),
     ] = None,
     triton: Annotated[bool, typer.Option("--triton", help="Add a repository for Triton Inference Server.")] = False,
     web: Annotated[
-        bool, typer.Option("--web", help="Add a page on which a step file writes text, in any browser.")
+        bool, typer.Option("--web", help="Add a web page on which a step file writes text in any browser.")
     ] = False,
     onnxruntime_web: Annotated[
         Path | None,
@@ -74,38 +74,38 @@ def create(
     samples: Annotated[int, typer.Option(min=0, max=1000, help="Random samples to draw for each model.")] = 2,
     seed: Annotated[int, seed_option("Seed of the first sample.")] = 0,
     load_inputs: Annotated[
-        list[Path] | None, typer.Option(help="Inputs as .npz to take as a sample instead; may be repeated."), INPUT
+        list[Path] | None, typer.Option(help="Inputs (.npz) to use as a sample instead; may be repeated."), INPUT
     ] = None,
     plugin_library: Annotated[
         list[Path] | None,
-        typer.Option(help="A library to take along, of plugins or of kernels for the CPU; may be repeated."),
+        typer.Option(help="A library of plugins or of CPU kernels to include; may be repeated."),
         INPUT,
     ] = None,
     engine: Annotated[
-        list[Path] | None, typer.Option(help="An engine built from the model; may be repeated."), INPUT
+        list[Path] | None, typer.Option(help="An engine of the model to include; may be repeated."), INPUT
     ] = None,
     atol: Annotated[float | None, number_option("Absolute tolerance on the device, instead of the type's.")] = None,
     rtol: Annotated[float | None, number_option("Relative tolerance on the device, instead of the type's.")] = None,
-    triton_instances: Annotated[int, size_option("Copies of the model that run at once.", least=1)] = 1,
+    triton_instances: Annotated[int, size_option("Copies of the model that Triton runs at once.", least=1)] = 1,
     triton_threads: Annotated[
         int | None,
-        size_option("CPU threads of each copy. (Default: 1 for step files and several copies, else all.)", least=1),
+        size_option("CPU threads per copy. (Default: 1 for step files and several copies, else all.)", least=1),
     ] = None,
     triton_max_batch: Annotated[
-        int, size_option("Requests joined in a call, if rows are proven independent.", least=1)
+        int, size_option("Requests that Triton joins in a call, if rows are proven independent.", least=1)
     ] = 8,
     max_sequences: Annotated[
-        int, size_option("Sequences a copy of a step file serves; the next one waits.", least=1)
+        int, size_option("Sequences that a copy of a step file serves at once; others wait.", least=1)
     ] = 16,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and nothing else, as JSON.")] = False,
 ) -> None:
     """Pack a model with samples, their expected outputs and a script that checks them on the device."""
     if onnxruntime_web is not None and not web:
-        raise typer.BadParameter("it goes with --web", param_hint="--onnxruntime-web")
+        raise typer.BadParameter("it needs --web", param_hint="--onnxruntime-web")
     if web and triton:
         raise typer.BadParameter(
-            "a bundle holds the model once: make one for --triton, one for --web", param_hint="--web"
+            "a bundle holds the model once: make one for --triton and another for --web", param_hint="--web"
         )
     with progress() as step:
         from ..runtime.bundle.create import BundleRequest, create_bundle
@@ -145,7 +145,7 @@ def _print_created(facts: BundleFacts) -> None:
         say(f"  {role:<8} {', '.join(paths)}")
     say(f"  manifest SHA-256 {facts.manifest_sha256}")
     if not facts.manifest["samples"]:
-        say("It has no samples: a device can check its files and compare nothing.")
+        say("The bundle has no samples: a device can check its files, but cannot compare outputs.")
     say(f"On the device: {_on_device(facts.path, facts.manifest['name'])}")
     suggest("localattn", "bundle", "verify", facts.path)
 
@@ -166,17 +166,18 @@ def _on_device(bundle: Path, name: str) -> str:
 def verify(
     bundle: Annotated[Path, typer.Argument(help="A bundle: folder or tar.", show_default=False), INPUT],
     model: Annotated[
-        str | None, typer.Option(help="Run only this model of the bundle; with --server, this one of the server.")
+        str | None,
+        typer.Option(help="Run only this model of the bundle; with --server, the model of this name on the server."),
     ] = None,
     server: Annotated[
         str | None,
         typer.Option(help="Send the samples to a server of the Open Inference Protocol v2: http://HOST:8000."),
     ] = None,
-    provider: Annotated[str, typer.Option(help="Of onnxruntime: auto, cpu, cuda or tensorrt.")] = "auto",
+    provider: Annotated[str, typer.Option(help="onnxruntime's provider: auto, cpu, cuda or tensorrt.")] = "auto",
     threads: ThreadsOption = None,
-    files_only: Annotated[bool, typer.Option("--files-only", help="Check the files and run nothing.")] = False,
+    files_only: Annotated[bool, typer.Option("--files-only", help="Check the files only; run nothing.")] = False,
     run_libraries: Annotated[
-        bool, typer.Option("--run-libraries", help="Also run with the libraries of the bundle, which are code.")
+        bool, typer.Option("--run-libraries", help="Also run with the bundle's libraries, which are code.")
     ] = False,
     manifest_sha256: Annotated[
         str | None,
@@ -194,7 +195,9 @@ def verify(
         }
         refused = [option for option, is_given in given.items() if is_given]
         if refused:
-            raise typer.BadParameter("it does not go with --server, which runs nothing here", param_hint=refused[0])
+            raise typer.BadParameter(
+                "it cannot be used with --server, which runs nothing on this machine", param_hint=refused[0]
+            )
     with progress() as step:
         step("Checking the bundle")
         from ..runtime.bundle.device.results import report_lines

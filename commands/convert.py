@@ -14,7 +14,7 @@ from .parts.options import ChecksOption, FormatOption
 from .parts.paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
-    from ..exporter.convert import Converted
+    from ..exporter.jobs.convert import Converted
 
 
 def convert(
@@ -23,7 +23,7 @@ def convert(
         Path, typer.Option("--output", "-o", help="The file to write.", show_default=False), OutputPath(ONNX)
     ],
     standard_ops: Annotated[
-        bool, typer.Option("--standard-ops", help="To standard operators alone, no functions.")
+        bool, typer.Option("--standard-ops", help="Convert to standard operators only, without ONNX functions.")
     ] = False,
     checks: ChecksOption = "all",
     force: ForceOption = False,
@@ -37,9 +37,9 @@ def convert(
     if not standard_ops:
         raise typer.BadParameter("say what to convert to: --standard-ops", param_hint="--standard-ops")
     with progress() as step:
-        from ..exporter.convert import to_standard_ops
+        from ..exporter.jobs.convert import to_standard_ops
 
-        written = to_standard_ops(model, output, overwrite=force, quick=checks == "quick", progress=step)
+        written = to_standard_ops(model, output, overwrite=force, checks=checks, progress=step)
     if output_format == "json":
         passed = all(x.passed for x in written)
         print_json({"model": str(output), "passed": passed, "files": [_document(x) for x in written]})

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..core.storage.file_kinds import FOLDER
-from .export import Dtype
+from ..exporter.options import Dtype
 from .parts.console import bytes_text, print_checks, print_json, progress, say, say_text, suggest
 from .parts.options import FormatOption, finite, seed_option
 from .parts.paths import ForceOption, OutputPath
@@ -21,10 +21,10 @@ def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the exported file."), OutputPath(FOLDER)
     ] = Path("localattn-demo"),
-    prompt: Annotated[str, typer.Option(help="What the model goes on from.")] = "import os\n\n\ndef ",
+    prompt: Annotated[str, typer.Option(help="Text that the model continues.")] = "import os\n\n\ndef ",
     length: Annotated[int, typer.Option(min=0, max=2000, help="Bytes to write.")] = 240,
     temperature: Annotated[
-        float, typer.Option(min=0.01, callback=finite, help="Lower is safer, higher is bolder.")
+        float, typer.Option(min=0.01, callback=finite, help="Sampling temperature: lower is safer, higher is bolder.")
     ] = 0.5,
     dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = "fp32",
     rows: Annotated[int, typer.Option(min=1, max=64, help="Rows of held-out text to measure, of 64.")] = 64,
@@ -37,7 +37,7 @@ def demo(
     The model is a byte-level LocalTransformer trained on Python's standard library.
     """
     if not prompt:
-        raise typer.BadParameter("it is empty, and the model goes on from something", param_hint="--prompt")
+        raise typer.BadParameter("it is empty; give text to continue", param_hint="--prompt")
     begin = os.fsencode(prompt)
     with progress() as step:
         step("Loading PyTorch")
@@ -63,9 +63,9 @@ def demo(
     print_checks(result.report.sidecar.checks)
     say(
         f"Held-out text: {result.bits_per_byte:.4f} bits per byte from the file over {result.rows} rows; "
-        f"{result.stated:.4f} over 64 when it was trained in PyTorch."
+        f"{result.stated:.4f} over 64 rows when it was trained in PyTorch."
     )
-    say("It goes on from your prompt, byte by byte, in onnxruntime:")
+    say("It continues your prompt, byte by byte, in onnxruntime:")
     say("")
     say_text(prompt, bold=True)
     for piece in codecs.iterdecode((bytes([byte]) for byte in text), "utf-8", "replace"):

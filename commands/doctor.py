@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def doctor(
     require: Annotated[
-        str, typer.Option(help="Commands that must be able to work, as export,build; else exit code 3.")
+        str, typer.Option(help="Commands that must work here, such as export,build; else exit code 3.")
     ] = "",
     output_format: Annotated[
         Literal["console", "json", "md"], typer.Option("--format", help="console, json, or md for a bug report.")
@@ -32,7 +32,7 @@ def doctor(
     Then report for each command whether it can work here, and which commands would add what is missing.
     """
     with progress() as step:
-        step("Looking; each library is tried in a process of its own")
+        step("Trying each library in its own process")
         from ..doctor.abilities import ABILITIES, judge
         from ..doctor.probes import PROBES
         from ..doctor.report import as_dict, as_markdown
@@ -63,7 +63,7 @@ def _wanted(require: str, commands: Sequence[str]) -> dict[str, list[str]]:
         wanted[name] = [command for command in commands if name in (command, command.split()[0])]
         if not wanted[name]:
             known = ", ".join(dict.fromkeys(command.split()[0] for command in commands))
-            raise UsageError(f"--require {name!r} is no command.", fix=f"Known: {known}.")
+            raise UsageError(f"--require {name!r} is not a command.", fix=f"Known: {known}.")
     return wanted
 
 
@@ -177,7 +177,7 @@ def _cpu_library_probe() -> Probe:
 
     def absent() -> Looked:
         found = tuple(str(stored.path) for stored in candidates(CPU_KERNELS))
-        why = "Those here are of another release, or for another processor." if found else _NONE
+        why = "The libraries here are of another release or for another processor." if found else _NONE
         return "missing", "", f"{why} ONNX functions compute the attention. To add them: {command}", found
 
     ask, look = _load_in_child("library", CPU_KERNELS, absent, lambda library: [])
@@ -209,7 +209,7 @@ def _load_in_child(
         return (), lambda: found
 
 
-_NONE = "There is none installed or in your cache; one built with --output is used when it is named."
+_NONE = "No library is installed or in your cache; a library built with --output is used only when named."
 _PLAIN = "WindowedAttention"  # the op type without mask and bias
 
 _AREAS = {
@@ -244,6 +244,6 @@ def _print(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> None:
         say_outcome(SIGNS[status], _COLOURS[status], line)
     commands = commands_to_add(verdicts)
     if commands:
-        say("What would add it:")
+        say("To add what is missing:")
         for command in commands:
             say(f"  {command}")

@@ -5,55 +5,40 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..core.storage.file_kinds import ONNX
-from ..core.versions import DEFAULT_OPSET, OPSETS
-from .api.exporting import Mode, check_options, export_request
+from ..exporter.options import ExportOptions, ModuleOptions, common
+from .api.exporting import check_options, export_request
 from .api.exporting import export as export_checkpoint
 from .parts.console import export_document, print_exported, print_json, print_notes, progress, say, suggest, warn
-from .parts.export_module import export_users_module, parse_axes, print_module, refuse_options
+from .parts.declared import flag_names, from_fields, refuse_flags
+from .parts.export_module import ModuleSource, export_users_module, print_module
 from .parts.export_steps import print_step_files, print_step_plan
 from .parts.flags import in_flags
-from .parts.options import ChecksOption, EntryOption, FormatOption, number_option, size_option
-from .parts.paths import INPUT, ForceOption, OutputPath
-from .parts.terminal.help import Hint
-from .parts.terminal.panels import MODULE
+from .parts.options import FormatOption
+from .parts.paths import INPUT, OutputPath
 
 if TYPE_CHECKING:
-    from ..exporter.export import ExportReport, ExportRequest
-    from ..exporter.step_export import StepRequest
+    from ..exporter.export_report import ExportReport
+    from ..exporter.options import ExportRequest
 
 
-# Options that apply only to a checkpoint of a known class, and options that apply only to the user's own module.
-CHECKPOINT_ONLY = {
-    *("config", "seq_len", "batch", "heads", "dim_head", "mask", "attn_bias", "causal", "full_mask", "position_ids"),
-    *("dtype", "weight_dtype", "attention_dtype", "mode", "chunk", "max_length", "task"),
-}
-MODULE_ONLY = {"weights", "factory_args", "module_input", "load_inputs"}
-# Options of both that are called as arguments of `localattn.export`.
-BOTH = ("opset", "standard_ops", "golden", "allow_quadratic", "allow_wide_integers", "atol", "rtol", "max_seq_len")
-
-# Element type of the file.
-Dtype = Literal["fp32", "fp16", "bf16"]
-# Element type of the weights of linear layers, where it differs from the file's.
-WeightDtype = Literal["int8", "int4", "fp8", "int8-qdq"]
-# What a Hugging Face model is for.
-Task = Literal["feature-extraction", "fill-mask", "text-classification", "token-classification", "text-generation"]
+# Options of checkpoints that modules of the user's own take too: `entry` says which weights of `--weights` are read.
+_OF_BOTH = {*flag_names(ModuleOptions), "entry"}
 
 
-def _weight_dtype_hint(text: str) -> str:
-    """Return a hint for a type of the weights alone, which has an option of its own."""
-    return f"For weights in {text}: --weight-dtype {text}" if text in get_args(WeightDtype) else ""
-
-
+@from_fields
 def export(
     context: typer.Context,
+    *,
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors; of some families a folder.", show_default=False),
+        typer.Argument(
+            help="Weights: a .pt, .pth, .ckpt, .bin or .safetensors file, or a Hugging Face folder.", show_default=False
+        ),
         INPUT,
     ] = None,
     output: Annotated[
@@ -61,125 +46,8 @@ def export(
         typer.Option("--output", "-o", help="The file to write. (Default: CHECKPOINT with .onnx, or _step.onnx.)"),
         OutputPath(ONNX),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="Configuration (JSON, TOML or YAML). (Default: found beside the checkpoint.)"),
-        INPUT,
-    ] = None,
-    entry: EntryOption = None,
-    golden: Annotated[
-        Path | None,
-        typer.Option(help="An .npz that localattn.record wrote from your own model: the file must match it."),
-        INPUT,
-    ] = None,
-    task: Annotated[
-        Task | None,
-        typer.Option(help="What a Hugging Face folder is exported for. (Default: what it was saved for.)"),
-    ] = None,
-    seq_len: Annotated[
-        int | None, size_option("Sequence length of the file. (Default: the model's max_seq_len.)")
-    ] = None,
-    batch: Annotated[int, size_option("Batch size of the file.")] = 1,
-    heads: Annotated[int | None, size_option("Heads, where the weights do not tell.")] = None,
-    dim_head: Annotated[int | None, size_option("Head size, where the weights do not tell.")] = None,
-    mask: Annotated[bool, typer.Option("--mask", help="Add the input mask: bool, True = keep.")] = False,
-    attn_bias: Annotated[bool, typer.Option("--attn-bias", help="Add the input attn_bias [H, w, K].")] = False,
-    causal: Annotated[bool, typer.Option("--causal", help="AFTLocal: the model was run with a causal mask.")] = False,
-    full_mask: Annotated[
-        bool, typer.Option("--full-mask", help="AFTLocal: add the input full_mask [T, T]; costs O(T²) time.")
-    ] = False,
-    position_ids: Annotated[
-        bool, typer.Option("--position-ids", help="Hugging Face: add the input position_ids, which else count from 0.")
-    ] = False,
-    mode: Annotated[
-        Mode,
-        typer.Option(
-            help="full: whole sequences. step: a token a call, with caches; and a file for prompts beside it. "
-            "prefill: the file for prompts alone."
-        ),
-    ] = "full",
-    chunk: Annotated[
-        int | None, size_option("Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)")
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        size_option("Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)"),
-    ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Element type of the file."), Hint(_weight_dtype_hint)] = "fp32",
-    weight_dtype: Annotated[
-        WeightDtype | None,
-        typer.Option(
-            help="int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
-            "fp8, int8-qdq: 8-bit products of TensorRT's engines. (Default: as --dtype.)"
-        ),
-    ] = None,
-    attention_dtype: Annotated[
-        Literal["fp8"] | None,
-        typer.Option(
-            help="fp8: attention that the plugin library computes in fp8, on GPUs from compute capability 8.9 on. "
-            "(Default: as --dtype.)"
-        ),
-    ] = None,
-    opset: Annotated[
-        int, size_option(f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}; TensorRT 10.3 reads up to {DEFAULT_OPSET}.")
-    ] = DEFAULT_OPSET,
-    no_function_body: Annotated[
-        bool,
-        typer.Option(
-            "--no-function-body",
-            help="Leave out the attention node's function; only a plugin can run the file then (TensorRT 10.3).",
-        ),
-    ] = False,
-    checks: ChecksOption = "all",
-    standard_ops: Annotated[
-        bool,
-        typer.Option(
-            "--standard-ops",
-            help="Write standard operators alone, no functions: for runtimes other than onnxruntime and TensorRT.",
-        ),
-    ] = False,
-    atol: Annotated[float | None, number_option("Absolute tolerance of the parity check. (Default: by dtype.)")] = None,
-    rtol: Annotated[float | None, number_option("Relative tolerance of the parity check. (Default: by dtype.)")] = None,
-    allow_quadratic: Annotated[
-        bool, typer.Option("--allow-quadratic", help="Accept tensors that are square in the sequence length.")
-    ] = False,
-    allow_wide_integers: Annotated[
-        bool,
-        typer.Option(
-            "--allow-wide-integers", help="Accept integers that need more than 32 bits: not every runtime does."
-        ),
-    ] = False,
-    dynamic: Annotated[
-        str | None,
-        typer.Option(
-            help="Axes that stay open: batch,seq; or none. (Default: those of the model's family, mostly none.)"
-        ),
-    ] = None,
-    max_seq_len: Annotated[
-        int | None, size_option("Longest sequence with --dynamic seq. (Default: the example's, or the model's.)")
-    ] = None,
-    factory: Annotated[
-        str | None,
-        typer.Option(help="A function that returns your own module: package.module:function or file.py:function."),
-    ] = None,
-    factory_args: Annotated[str | None, typer.Option(help="Its keyword arguments, a JSON object.")] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="With --factory: the checkpoint of its weights. (Default: those that it is made with.)"),
-        INPUT,
-    ] = None,
-    module_input: Annotated[
-        list[str] | None,
-        typer.Option("--input", help="An input of the module, name:dtype:[sizes], as 'tokens:int64:[1,128]'. Repeat."),
-    ] = None,
-    load_inputs: Annotated[
-        Path | None, typer.Option(help="An .npz with the module's inputs instead.", rich_help_panel=MODULE), INPUT
-    ] = None,
-    allow_pickle: Annotated[
-        bool,
-        typer.Option("--allow-pickle", help="Open a pickled module. DANGER: runs any code that is in the file."),
-    ] = False,
-    force: ForceOption = False,
+    options: ExportOptions,
+    source: ModuleSource,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be exported, and stop.")] = False,
     output_format: FormatOption = "console",
 ) -> None:
@@ -189,61 +57,61 @@ def export(
     reference, a check of its window, and a check that memory grows linearly. A JSON sidecar records everything.
     What the weights do not show, such as the window, is proven against your own model with --golden.
     """
-    values = dict(locals())  # before anything else has a name here
-    if standard_ops and no_function_body:
-        raise typer.BadParameter("it contradicts --no-function-body", param_hint="--standard-ops")
-    axes, source = parse_axes(dynamic), weights if checkpoint is None else checkpoint
-    common: dict[str, Any] = {name: values[name] for name in BOTH}
-    common |= {"function_body": not no_function_body, "quick": checks == "quick", "overwrite": force}
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, found in sources.items() if found is not None and found.name == "COMMANDLINE"}
-    if factory is not None or (allow_pickle and source is not None):
-        refuse_options(given, CHECKPOINT_ONLY | ({"weights"} if checkpoint is not None else set()), "your own module")
-        with progress() as step:
-            step("Loading PyTorch")
-            written, outcome = export_users_module(
-                common | {"dynamic": axes},
-                step,
-                factory=factory,
-                factory_args=factory_args,
-                weights=source,
-                module_input=module_input,
-                load_inputs=load_inputs,
-                allow_pickle=allow_pickle,
-                entry=entry,
-                output=output,
-                dry_run=dry_run,
-            )
-        print_module(written, outcome, as_json=output_format == "json")
-        if output_format != "json":
-            suggest(*(["localattn", *_without_dry_run()] if dry_run else ["localattn", "run", written]))
+    names = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, found in names.items() if found is not None and found.name == "COMMANDLINE"}
+    as_json = output_format == "json"
+    if source.is_module(checkpoint):
+        refuse_flags(given, ExportOptions, _OF_BOTH, "your own module")
+        if checkpoint is not None:
+            refuse_flags(given & {"weights"}, ModuleSource, (), "your own module")
+        _export_module(checkpoint, output, options, source, dry_run=dry_run, as_json=as_json)
         return
-    if weights is not None and str(weights) in get_args(WeightDtype):
-        raise typer.BadParameter(
-            f"it takes a file; for weights in {weights}: --weight-dtype {weights}", param_hint="--weights"
-        )
-    refuse_options(given, MODULE_ONLY, "a checkpoint alone: name the function that makes your module with --factory")
+    source.refuse_without_factory(given)
     if checkpoint is None:
         raise typer.BadParameter("give a checkpoint, or --factory", param_hint="CHECKPOINT")
-    options = {name: values[name] for name in (*CHECKPOINT_ONLY, "entry")} | common
-    options["dynamic"] = None if dynamic is None else axes
-    check_options(checkpoint, **options)
-    with progress() as step:
-        step("Loading PyTorch")
-        if not dry_run:
-            report = export_checkpoint(checkpoint, output, **options, progress=step)
+    check_options(checkpoint, options)
     if dry_run:
-        _print_plan(export_request(checkpoint, output, **options))
+        with progress() as step:
+            step("Loading PyTorch")
+            request = export_request(checkpoint, output, options)
+        _print_plan(request)
         suggest("localattn", *_without_dry_run())
         return
-    if mode != "full":
-        print_step_files(report, as_json=output_format == "json")
-    elif output_format == "json":
+    with progress() as step:
+        step("Loading PyTorch")
+        report = export_checkpoint(checkpoint, output, **common(ExportOptions, options), progress=step)
+    _print(report, options, as_json=as_json)
+    if not as_json:
+        suggest(*_next(report, checkpoint, options))
+
+
+def _export_module(
+    checkpoint: Path | None,
+    output: Path | None,
+    options: ExportOptions,
+    source: ModuleSource,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Export the user's own module, or say what would be exported."""
+    source = source.with_weights(checkpoint)
+    chosen = ModuleOptions(**{**common(ModuleOptions, options), "dynamic": options.dynamic or ()})
+    with progress() as step:
+        step("Loading PyTorch")
+        written, outcome = export_users_module(chosen, step, source, options.entry, output, dry_run=dry_run)
+    print_module(written, outcome, as_json=as_json)
+    if not as_json:
+        suggest(*(["localattn", *_without_dry_run()] if dry_run else ["localattn", "run", written]))
+
+
+def _print(report: ExportReport, options: ExportOptions, *, as_json: bool) -> None:
+    if options.mode != "full":
+        print_step_files(report, as_json=as_json)
+    elif as_json:
         print_json(export_document(report))
     else:
         print_exported(report)
-    if output_format != "json":
-        suggest(*_next(report, checkpoint, config, quick=checks == "quick"))
 
 
 def _without_dry_run() -> list[str]:
@@ -251,22 +119,26 @@ def _without_dry_run() -> list[str]:
     return [word for word in sys.argv[1:] if word != "--dry-run"]
 
 
-def _next(report: ExportReport, checkpoint: Path, config: Path | None, *, quick: bool) -> Sequence[object]:
+def _next(report: ExportReport, checkpoint: Path, options: ExportOptions) -> Sequence[object]:
     """Return the command to type after an export: use the file, or compare it more after quick checks."""
     step = report.sidecar.step
     if step is not None and step.mode == "step" and step.token_input in ("tokens", "input_ids"):
         return ("localattn", "generate", report.path, "--prompt-ids", "1,2,3")
-    if quick:
-        given = () if config is None else ("--config", config)
+    if options.quick:
+        given = () if options.config is None else ("--config", options.config)
         return ("localattn", "parity", report.path, "--against", checkpoint, *given)
     return ("localattn", "run", report.path)
 
 
-def _print_plan(request: ExportRequest | StepRequest) -> None:
-    from ..exporter.export import ExportRequest, dynamic_axes, open_request
+def _print_plan(request: ExportRequest) -> None:
+    from ..core.storage.outputs import check_outputs
+    from ..exporter.jobs.checkpoint import CheckpointJob, dynamic_axes, open_request
+    from ..exporter.jobs.steps import StepsJob
     from ..exporter.source.dynamic_axes import dynamic_specs
 
-    if not isinstance(request, ExportRequest):
+    job = CheckpointJob(request) if request.mode == "full" else StepsJob(request)
+    check_outputs(job.outputs(), inputs=job.inputs(), overwrite=request.overwrite)
+    if request.mode != "full":
         print_step_plan(request)
         return
     opened, source = open_request(request)

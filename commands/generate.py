@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Exit code that shells report for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
 
-# Number of tokens without --max-tokens; fewer where the model's positions end.
+# Number of tokens without --max-tokens; fewer if the model's positions end.
 DEFAULT_TOKENS = 256
 # A model with a vocabulary of this size reads and writes bytes.
 BYTES = 256
@@ -56,13 +56,13 @@ def generate(
         typer.Argument(help="The step file (model_step.onnx), or the engine built from it.", show_default=False),
         INPUT,
     ],
-    prompt: Annotated[str | None, typer.Option(help="Text to go on from.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Read it from this file."), INPUT] = None,
-    prompt_ids: Annotated[str | None, typer.Option(help="Tokens to go on from, as 1,2,3.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this file."), INPUT] = None,
+    prompt_ids: Annotated[str | None, typer.Option(help="Tokens to continue, such as 1,2,3.")] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="The prompt is a message to a chat model, by its folder's template.")
+        bool, typer.Option("--chat", help="Format the prompt as a chat message with the model's chat template.")
     ] = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: what the model is told before.")] = None,
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -82,26 +82,29 @@ def generate(
         ),
     ] = None,
     temperature: Annotated[
-        float | None, number_option("Divides the logits; 0 takes the likeliest token. (Default: the folder's, or 1.)")
+        float | None,
+        number_option(
+            "Divides the logits; 0 takes the likeliest token. (Default: as generation_config.json says; else 1.)"
+        ),
     ] = None,
-    top_k: Annotated[int | None, size_option("Choose among so many likeliest tokens.", least=1)] = None,
+    top_k: Annotated[int | None, size_option("Choose among this many of the likeliest tokens.", least=1)] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(min=0, max=1, callback=finite, help="Choose among the likeliest that together reach this."),
+        typer.Option(
+            min=0, max=1, callback=finite, help="Choose among the likeliest tokens whose probabilities add up to this."
+        ),
     ] = None,
-    repetition_penalty: Annotated[
-        float | None, number_option("Over 1: tokens that were there before become less likely.")
-    ] = None,
+    repetition_penalty: Annotated[float | None, number_option("Above 1, earlier tokens become less likely.")] = None,
     seed: Annotated[int, seed_option("Seed of the sampling.")] = 0,
-    batch: Annotated[int, size_option("How many continuations, each with its own random numbers.", least=1)] = 1,
-    echo: Annotated[bool, typer.Option("--echo", help="Write the prompt too.")] = False,
+    batch: Annotated[int, size_option("Number of continuations, each with its own random numbers.", least=1)] = 1,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt too.")] = False,
     provider: ProviderOption = "auto",
     threads: ThreadsOption = None,
     plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
     cuda_graph: Annotated[
-        bool, typer.Option("--cuda-graph", help="Record the step as a CUDA graph, and replay it (engines).")
+        bool, typer.Option("--cuda-graph", help="Record the step as a CUDA graph and replay it (engines).")
     ] = False,
     output_format: FormatOption = "console",
 ) -> None:
@@ -117,7 +120,7 @@ def generate(
     from ..runtime.generation.tokenizer import OpeningTokenizer
 
     if system is not None and not chat:
-        raise typer.BadParameter("it belongs to --chat", param_hint="--system")
+        raise typer.BadParameter("it needs --chat", param_hint="--system")
     opening = OpeningTokenizer.start(model.parent)
     generator = Generator.open(model, provider, threads, plugin=plugin_asked(plugin, plugin_library), runtime=runtime)
     if cuda_graph:
@@ -130,16 +133,15 @@ def generate(
     )
     given = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids, is_text=tokenizer is not None)
     if chat and isinstance(given, list):
-        raise typer.BadParameter("it takes a text, and a tokenizer.json in the model's folder", param_hint="--chat")
+        raise typer.BadParameter(
+            "it needs a text prompt, and a tokenizer.json in the model's folder", param_hint="--chat"
+        )
     ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, system, chat=chat)
     if not ids and folder.bos is not None:
         ids = [folder.bos]  # as transformers begins a text without a prompt
     if tokenizer is not None:
         _check_rows(ids, tokenizer, generator.vocabulary)
-    if generator.session.missing_prefill:
-        warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
-    for line in (*generator.session.notes, *folder.notes):
-        warn(f"{in_flags(line)}.")
+    _warn(generator, model, folder.notes)
     limit = _default_limit(generator, folder, len(ids)) if max_tokens is None else max_tokens
     settings |= {"seed": seed, **folder.ending(tokenizer)}
     shown = echo and output_format == "console"
@@ -157,8 +159,17 @@ def generate(
         raise typer.Exit(INTERRUPTED)
 
 
+def _warn(generator: Generator, model: Path, notes: Sequence[str]) -> None:
+    """Warn of a prefill file that is not there, and of what the folder and the session say."""
+    missing = generator.session.missing_prefill
+    if missing:
+        warn(f"{missing} is not beside {model.name}: the prompt is read token by token.")
+    for line in (*generator.session.notes, *notes):
+        warn(f"{in_flags(line)}.")
+
+
 def _default_limit(generator: Generator, folder: FolderDefaults, prompt: int) -> int:
-    """Return how many tokens to generate after a prompt of so many, where the command line does not say.
+    """Return how many tokens to generate after a prompt of this length by default.
 
     As many as the folder says, else `DEFAULT_TOKENS`, but no more than the model has positions; at least 1, so that a
     prompt that fills them is refused and not answered by nothing.
@@ -170,7 +181,7 @@ def _default_limit(generator: Generator, folder: FolderDefaults, prompt: int) ->
 
 
 def _prepare(generator: Generator) -> None:
-    """Open the prefill file while tokenizer and template are read; where it does not open, the prompt says so."""
+    """Open the prefill file while tokenizer and template are read; the prompt reports any error."""
 
     def open_prefill() -> None:
         with suppress(LocalAttnError):
@@ -291,14 +302,14 @@ class _Run:
         return made / self.generate_seconds if made and self.generate_seconds else None
 
     def summary(self) -> str:
-        """Return one line for people."""
+        """Return the summary line."""
         made, rate = sum(map(len, self.rows)), self._rate()
         speed = "" if rate is None else f", {rate:,.0f} a second"
         ending = {
-            "positions": "; the model has no further position",
+            "positions": "; the model has no more positions",
             "interrupted": "; interrupted",
             "stop": "; the model ended the text",
-            "time": "; its time is over (max_time of generation_config.json)",
+            "time": "; the time limit was reached (max_time of generation_config.json)",
         }
         return (
             f"{made} tokens{speed} on {self.generator.session.provider}; prompt of {len(self.prompt)} in "
@@ -307,10 +318,10 @@ class _Run:
 
 
 def _tokenizer(opening: OpeningTokenizer | None, *, required: bool) -> FolderTokenizer | None:
-    """Return the tokenizer in the model's folder; None where there is none.
+    """Return the tokenizer in the model's folder; None if there is none.
 
     Args:
-        opening: opens it; None where there is none.
+        opening: opens it; None if there is none.
         required: the prompt is text.
     """
     try:
@@ -322,7 +333,7 @@ def _tokenizer(opening: OpeningTokenizer | None, *, required: bool) -> FolderTok
 
 
 def _check_rows(ids: Sequence[int], tokenizer: FolderTokenizer, vocabulary: int) -> None:
-    """Refuse a prompt with a token for which the model has no row; a tokenizer may have more tokens than the model.
+    """Refuse a prompt with a token outside the model's vocabulary; a tokenizer may have more tokens than the model.
 
     Raises:
         UsageError: there is one.
@@ -332,9 +343,10 @@ def _check_rows(ids: Sequence[int], tokenizer: FolderTokenizer, vocabulary: int)
         name = tokenizer.name(outside)
         named = "" if name is None else f" ({shown(name)})"
         raise UsageError(
-            f"The prompt has the token {outside}{named}, and the model has no such token.",
+            f"The prompt has the token {outside}{named}, which the model does not know.",
             why=f"The model has the tokens 0 to {vocabulary - 1}, and tokenizer.json {tokenizer.size} tokens.",
-            fix="Leave what becomes this token out of the prompt; or copy the model's own tokenizer.json beside it.",
+            fix="Remove the text of this token from the prompt, or copy the model's own tokenizer.json into the "
+            "model's folder.",
         )
 
 
@@ -344,7 +356,7 @@ def _encoded(
     """Return the tokens of a prompt, or with `chat` of a conversation that it begins.
 
     Raises:
-        UsageError: it is no UTF-8, or there is no chat template.
+        UsageError: it is not UTF-8, or there is no chat template.
     """
     from ..runtime.generation.chat import render_chat
 
@@ -352,7 +364,7 @@ def _encoded(
     try:
         prompt = text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError("The prompt is no text.", why=f"It is not UTF-8: {error.reason}.") from error
+        raise UsageError("The prompt is not text.", why=f"It is not UTF-8: {error.reason}.") from error
     if not chat:
         return tokenizer.encode(prompt)
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -370,7 +382,9 @@ def _read_prompt(
     sources = {"--prompt": text, "--prompt-file": file, "--prompt-ids": ids}
     given = [flag for flag, value in sources.items() if value is not None]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} were given.", why="There is one prompt.", fix="Keep one of them.")
+        raise UsageError(
+            f"{' and '.join(given)} were given.", why="Only one prompt is allowed.", fix="Give only one of them."
+        )
     if ids is not None:
         return _numbers(ids)
     raw = _read_bytes(file) if text is None else os.fsencode(text)
@@ -381,14 +395,14 @@ def _read_prompt(
     if text is not None:
         raise UsageError(
             "The prompt is text, and the model does not read bytes.",
-            why=f"It has {vocabulary} tokens, and no tokenizer.json lies beside it.",
-            fix="Copy the model's tokenizer.json there, or give numbers: --prompt-ids 1,2,3",
+            why=f"It has {vocabulary} tokens, and there is no tokenizer.json in its folder.",
+            fix="Copy the model's tokenizer.json into that folder, or give token numbers: --prompt-ids 1,2,3",
         )
     return _numbers(raw.decode("ascii", "replace"))
 
 
 def _read_bytes(file: Path | None) -> bytes:
-    """Read the bytes of a file, or of stdin where there is none.
+    """Read the bytes of a file, or of stdin without one.
 
     Raises:
         UsageError: the file cannot be read, stdin is a terminal, or there are too many bytes.
@@ -404,15 +418,15 @@ def _read_bytes(file: Path | None) -> bytes:
             ) from error
     elif sys.stdin.isatty():
         raise UsageError(
-            "There is no prompt.",
-            why="The model needs something to go on from.",
+            "The prompt is missing.",
+            why="The model needs a prompt to continue.",
             fix="Give --prompt, --prompt-file or --prompt-ids, or pipe it in.",
         )
     else:
         raw = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
     if len(raw) > MOST_PROMPT_BYTES:
         source = file or "Standard input"
-        raise UsageError(f"{source} is no prompt.", why=f"It is over {MOST_PROMPT_BYTES >> 20} MiB.")
+        raise UsageError(f"{source} is not a prompt.", why=f"It is larger than {MOST_PROMPT_BYTES >> 20} MiB.")
     return raw
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import UsageError
-from ..core.storage.mistaken import check_exists
+from ..core.storage.wrong_file import check_exists
 from .parts.console import bytes_text, note, print_checks, print_signature, say, say_page, warn
 from .parts.flags import in_flags
 from .parts.options import EntryOption
@@ -18,7 +18,7 @@ from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..onnx_graph.facts import OnnxFacts
-    from ..runtime.engine.inspect import EngineReport
+    from ..runtime.backends.tensorrt.inspect import EngineReport
 
 
 _LONGEST_VALUE = 150  # characters of an argument that are printed
@@ -29,13 +29,14 @@ def inspect(
         Path, typer.Argument(help="A checkpoint, a model.onnx, or a model.engine.", show_default=False), INPUT
     ],
     config: Annotated[
-        Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found beside it.)"), INPUT
+        Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found in its folder.)"), INPUT
     ] = None,
     entry: EntryOption = None,
     write_config: Annotated[
         bool,
         typer.Option(
-            "--write-config", help="Write a configuration to complete beside the checkpoint; never replaces one."
+            "--write-config",
+            help="Write a configuration for you to complete next to the checkpoint; an existing one is kept.",
         ),
     ] = False,
     plugin: PluginOption = "auto",
@@ -44,27 +45,29 @@ def inspect(
     output: OutputOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Show what a checkpoint, an exported model or an engine is.
+    """Describe a checkpoint, an exported model or an engine.
 
     For a checkpoint: its class, what its weights show, what a configuration has to add, what is missing. For a
     model: inputs and outputs, attention windows, sizes, and what its sidecar says about its checks. For an engine:
     what it was built by and for, its plugin, its checks, and its layers where there is a GPU to open it.
     """
     destination = choose(output_format, output, force)
-    suffix = file.suffix.lower()
-    if write_config and suffix in (".engine", ".onnx"):
-        raise typer.BadParameter("it goes with a checkpoint", param_hint="--write-config")
-    if entry is not None and suffix in (".engine", ".onnx"):
-        raise typer.BadParameter("it goes with a checkpoint", param_hint="--entry")
-    if suffix == ".engine":
+    from ..runtime.backends import registry
+
+    backend = registry.of_file(file)
+    if write_config and backend is not None:
+        raise typer.BadParameter("it needs a checkpoint", param_hint="--write-config")
+    if entry is not None and backend is not None:
+        raise typer.BadParameter("it needs a checkpoint", param_hint="--entry")
+    if backend is not None and backend.built:
         from ..onnx_graph.windows import windows_of_sidecar
-        from ..runtime.engine.inspect import inspect_engine
+        from ..runtime.backends.tensorrt.inspect import inspect_engine
 
         report = inspect_engine(file, plugin_asked(plugin, plugin_library))
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
         document = {**report.to_dict(), "windows": windows}
         show(destination, "engine", document, lambda: _print_engine(report), ("localattn", "run", file))
-    elif suffix == ".onnx":
+    elif backend is not None:
         from ..onnx_graph.facts import inspect_onnx
         from ..onnx_graph.windows import windows_of_file
 
@@ -93,7 +96,7 @@ def inspect(
 
 
 def _write_config(description: dict[str, Any], checkpoint: Path) -> None:
-    from ..exporter.checkpoint.traceless import placeholders, write_template
+    from ..exporter.checkpoint.hidden_arguments import placeholders, write_template
 
     if description["template"] is None:
         what, _, why = description["needed"].partition("\n")
@@ -128,7 +131,10 @@ def _print_model(facts: OnnxFacts) -> None:
 def _print_engine(report: EngineReport) -> None:
     facts = report.facts
     say(f"{report.path}  {bytes_text(facts.engine_bytes)}, {facts.dtype}, {facts.backend} {facts.library_version}")
-    say(f"  for     {', '.join(facts.targets)}, {facts.platform}; built {facts.created} on {facts.device or 'no GPU'}")
+    say(
+        f"  for     {', '.join(facts.targets)}, {facts.platform}; built {facts.created} on "
+        f"{facts.device or 'a machine without a GPU'}"
+    )
     say(f"  from    {facts.onnx_name} {facts.onnx_sha256[:12]}…")
     print_signature(facts)
     for profile in facts.options.profiles:
@@ -145,9 +151,9 @@ def _print_engine(report: EngineReport) -> None:
     if report.plugin_problem:
         say(f"  PROBLEM {in_flags(report.plugin_problem)}")
     if not report.unchanged:
-        say("The facts were NOT written for this file: its SHA-256 differs. What they say is void.")
+        say("The sidecar was NOT written for this engine: its SHA-256 differs. Do not rely on the sidecar.")
     if report.layers is None:
-        say(f"Layers cannot be shown here: {report.why_closed}")
+        say(f"Layers cannot be shown on this machine: {report.why_closed}")
     else:
         kinds = ", ".join(f"{kind} {count}" for kind, count in report.layer_kinds().items())
         say(f"Layers: {len(report.layers)}: {kinds}")
@@ -160,7 +166,7 @@ def _window(attributes: dict[str, Any]) -> str:
 
     try:
         return geometry_of(attributes).describe()
-    except KeyError:  # a node of another contract
+    except KeyError:  # an invalid node
         return "no window"
 
 
@@ -168,15 +174,15 @@ def _print_sidecar(facts: OnnxFacts) -> None:
     from ..core.documents.proof import no_window, not_proven
 
     if facts.sidecar is None:
-        say("No sidecar: nothing is known of its checkpoint or its checks.")
+        say("No sidecar: the file's checkpoint and checks are unknown.")
         return
     if not facts.sidecar_matches:
-        say("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
+        say("The sidecar was NOT written for this file: its SHA-256 differs. Do not rely on the sidecar.")
         return
     sidecar = facts.sidecar
     say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.title}.")
-    say("Checks of the export, as the sidecar states them; whoever can write the sidecar can forge them, and")
-    say("localattn parity compares the file anew:")
+    say("Checks of the export, as stated by the sidecar. Anyone who can write the sidecar can forge them;")
+    say("localattn parity compares the file again:")
     print_checks(sidecar.checks)
     lines = no_window(sidecar.windows, sidecar.checks, str(facts.path))
     for line in (*lines, *not_proven(sidecar.unproven, str(facts.path))):
@@ -193,7 +199,7 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
     for line in description["warnings"]:
         say(f"  WARNING {in_flags(line)}")
     say(f"Class: {description['class'] or 'cannot be told'}   Configuration: {description['config'] or 'none'}")
-    for title, entries in (("Given by the weights", "inferred"), ("Configured", "given")):
+    for title, entries in (("Read from the weights", "inferred"), ("Configured", "given")):
         if description[entries]:
             say(f"{title}:")
             width = max(map(len, description[entries]))
@@ -222,15 +228,15 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
 
 
 def _short(value: object) -> str:
-    """Return a value as one line; JSON has all of a long one."""
+    """Return a value as one line; long values are complete only in JSON."""
     text = str(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} …"
 
 
 def _print_template(description: dict[str, Any]) -> None:
     """Print a configuration to complete, where something is left to fill in."""
-    from ..exporter.checkpoint.traceless import placeholders, template_text
+    from ..exporter.checkpoint.hidden_arguments import placeholders, template_text
 
     if placeholders(description["template"]):
-        say(f"To complete, and save as {description['save_as']} (--write-config writes it there):")
+        say(f"Complete this and save it as {description['save_as']} (--write-config writes that file):")
         say_page(template_text(description["template"]))

@@ -13,10 +13,11 @@ from ..core.storage.file_kinds import NPZ
 from ..reports.figures import comparison_figure, figures_of
 from ..reports.table import Table, numbers, texts
 from .parts.console import print_checks, print_notes, progress, say, suggest, warn
+from .parts.flags import in_flags
 from .parts.options import EntryOption, RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
-from .parts.report_output import OutputOption, ReportFormatOption, choose, show
+from .parts.report_output import Destination, OutputOption, ReportFormatOption, choose, show
 from .parts.terminal.controls import print_table
 
 if TYPE_CHECKING:
@@ -28,34 +29,38 @@ if TYPE_CHECKING:
 def parity(
     models: Annotated[
         list[Path],
-        typer.Argument(metavar="MODEL...", help="The exported model, engines of it, or several.", show_default=False),
+        typer.Argument(metavar="MODEL...", help="Exported models, or engines of them.", show_default=False),
         INPUT,
     ],
     against: Annotated[
         Path | None,
         typer.Option(
-            help="The checkpoint it was exported from; or another exported file, which needs no PyTorch.",
+            help="The checkpoint of the exported model; or another exported file, which needs no PyTorch.",
             show_default=False,
         ),
         INPUT,
     ] = None,
     golden: Annotated[
         Path | None,
-        typer.Option(help="An .npz that localattn.record wrote from your own model; alone, or with --against."),
+        typer.Option(help="An .npz that localattn.record wrote from your own model; with or without --against."),
         INPUT,
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="The checkpoint's configuration. (Default: the sidecar's, else the one beside it.)"),
+        typer.Option(
+            help="The checkpoint's configuration. (Default: the sidecar's, else the one in the checkpoint's folder.)"
+        ),
         INPUT,
     ] = None,
     entry: EntryOption = None,
-    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many sets of inputs at the largest size.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=MOST_SEEDS, help="Number of sets of inputs at the largest size.")
+    ] = 3,
     seed: Annotated[int, seed_option("The first seed.")] = 0,
     atol: Annotated[float | None, number_option("Absolute tolerance. (Default: by dtype.)")] = None,
     rtol: Annotated[float | None, number_option("Relative tolerance. (Default: by dtype.)")] = None,
     load_inputs: Annotated[
-        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of text, or random ones."), INPUT
+        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of text or random inputs."), INPUT
     ] = None,
     save_inputs: Annotated[
         Path | None, typer.Option(help="Write the worst seed's inputs to this .npz."), OutputPath(NPZ)
@@ -71,7 +76,10 @@ def parity(
     ] = None,
     causal: Annotated[
         bool | None,
-        typer.Option("--causal/--not-causal", help="AFTLocal: how it was exported. (Default: the sidecar's word.)"),
+        typer.Option(
+            "--causal/--not-causal",
+            help="AFTLocal: whether the model was exported with a causal mask. (Default: as the sidecar says.)",
+        ),
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
     plugin: PluginOption = "auto",
@@ -91,9 +99,9 @@ def parity(
     """
     if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
         raise UsageError(
-            "--save-inputs and --save-outputs take the arrays of one file.",
+            "--save-inputs and --save-outputs write the arrays of one file.",
             why=f"{len(models)} files are compared.",
-            fix="Compare them one after another.",
+            fix="Compare the files one at a time.",
         )
     destination = choose(output_format, output, force)
     lengths, asked = _lengths(seq_len), plugin_asked(plugin, plugin_library)
@@ -125,6 +133,15 @@ def parity(
             )
             for model in models
         ]
+    passed = _show(destination, reports)
+    if destination.shows_console:
+        suggest(*_next(models[0], against, passed))
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _show(destination: Destination, reports: list[ParityReport]) -> bool:
+    """Show the reports, and return whether every file passed."""
     print_notes(dict.fromkeys(line for report in reports for line in report.notes))
     passed = all(report.passed for report in reports)
     files = [report.to_dict() for report in reports]
@@ -132,21 +149,19 @@ def parity(
     show(destination, "parity", document, lambda: _print_reports(reports))
     for line in dict.fromkeys(line for report in reports for line in report.warnings):
         warn(line)
-    if destination.shows_console:
-        suggest(*_next(models[0], against, passed))
-    if not passed:
-        raise typer.Exit(1)
+    return passed
 
 
 def _next(model: Path, against: Path | None, passed: bool) -> Sequence[object]:
     """Return the command to type after a comparison: pack the file, or find the module that differs."""
-    from ..runtime.session import BACKENDS
+    from ..runtime.backends import registry
 
-    if not passed and against is not None and against.suffix.lower() not in BACKENDS:
+    if not passed and against is not None and registry.of_file(against) is None:
         return ("localattn", "bisect", model, "--against", against)
     if not passed:
         return ("localattn", "inspect", model)
-    if model.suffix.lower() == ".onnx":
+    backend = registry.of_file(model)
+    if backend is not None and not backend.built:
         return ("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
     return ("localattn", "bench", model)
 
@@ -155,7 +170,7 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     """Read the numbers of a list with commas.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: it is not such a list.
     """
     parts = [] if text is None else text.split(",")
     if not all(is_size(part.strip()) for part in parts):
@@ -166,6 +181,8 @@ def _lengths(text: str | None) -> tuple[int, ...]:
 
 
 def _print_reports(reports: list[ParityReport]) -> None:
+    from ..runtime.parity.comparison import how_to_accept
+
     for report in reports:
         _print_table(report.rows())
         verdict = report.verdict
@@ -178,7 +195,8 @@ def _print_reports(reports: list[ParityReport]) -> None:
             say(f"{line}.")
         print_checks(report.checks)
         if not report.passed:
-            say("To accept this difference, raise --atol or --rtol.")
+            failed = [row for row in report.rows() if not row["passed"]]
+            say(in_flags(how_to_accept(failed, report.tolerance)))
     for line in dict.fromkeys(report.reference.checked for report in reports if report.reference.checked):
         say(f"{line}.")
 

@@ -20,8 +20,11 @@ from .parts.plugins.options import Backend, Fp32Products
 from .parts.terminal.help import Group
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..core.storage.library_store import Library
     from ..plugins.kernel.compile import AnySpec
+    from ..plugins.kernel.targets import Target
     from ..plugins.library.facts import Arch, LibraryFacts
     from ..plugins.library.registry import Backend as RegistryBackend
     from ..plugins.library.registry import RegistryFacts
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="plugin",
     cls=Group,
-    help="Libraries with compiled kernels of the attention node: for TensorRT, and for onnxruntime on the CPU.",
+    help="Build and check libraries of compiled attention kernels: for TensorRT, and for onnxruntime on the CPU.",
     no_args_is_help=True,
 )
 
@@ -37,7 +40,7 @@ ArchOption = Annotated[str, typer.Option("--arch", help="Processor: x86_64 or aa
 BackendOption = Annotated[
     Backend,
     typer.Option(
-        help="The inference library it is for; onnxruntime: on the CPU. One library serves tensorrt and tensorrt-rtx."
+        help="The inference library; onnxruntime: on the CPU. One plugin library serves tensorrt and tensorrt-rtx."
     ),
 ]
 
@@ -45,18 +48,21 @@ BackendOption = Annotated[
 @app.command()
 def build(
     models: Annotated[
-        list[Path] | None, typer.Argument(help="Exported models; only the kernels they need are built."), INPUT
+        list[Path] | None, typer.Argument(help="Exported models: build only the kernels that they need."), INPUT
     ] = None,
     target: Annotated[
-        str, typer.Option(help="GPUs, as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 also sm_87,sm_110.)")
+        str,
+        typer.Option(help="GPUs, such as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 also sm_87,sm_110.)"),
     ] = "",
     arch: ArchOption = "",
     backend: BackendOption = "tensorrt",
-    dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32,fp8. (Default: all but fp8.)")] = "",
+    dtype: Annotated[str, typer.Option(help="Element types, from fp16,bf16,fp32,fp8. (Default: all but fp8.)")] = "",
     head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256. (Default: 16,32,64,128,256.)")] = "",
     fp32_products: Annotated[
         Fp32Products,
-        typer.Option(help="How fp32 is multiplied: exactly, as three products of TF32, or as one, with fp16's digits."),
+        typer.Option(
+            help="How fp32 is multiplied: exactly, as three TF32 products, or as one, which has fp16's precision."
+        ),
     ] = "ieee",
     output: Annotated[
         Path | None,
@@ -64,7 +70,7 @@ def build(
         OutputPath(LIBRARY),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=MOST_JOBS, help="Kernels compiled at a time. (Default: one a processor.)")
+        int | None, typer.Option(min=1, max=MOST_JOBS, help="Kernels compiled at a time. (Default: one per processor.)")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again, and replace an existing file.")] = False,
     output_format: FormatOption = "console",
@@ -75,10 +81,8 @@ def build(
     library has PTX for later GPUs besides the machine code of its targets. For onnxruntime it needs the C++ compiler.
     """
     from ..core.storage.library_store import prepare_cache
-    from ..plugins.compilers import find_compiler
     from ..plugins.kernel.targets import target as target_called
-    from ..plugins.library.build import build_library, up_to_date
-    from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+    from ..plugins.library.build import up_to_date
     from ..plugins.library.selection import default_targets, every_kernel
 
     if backend == "onnxruntime":
@@ -88,18 +92,7 @@ def build(
         plugin_cpu.build(output, _arch(arch), force=force, as_json=output_format == "json")
         return
     models = models or []
-    if models and (dtype or head_dim):
-        raise UsageError(
-            "--dtype and --head-dim cannot be combined with models.",
-            why="Models say themselves what they need.",
-            fix="Leave out the one or the other.",
-        )
-    if fp32_products != "ieee" and output is None:
-        raise UsageError(
-            f"A library with --fp32-products {fp32_products} needs --output.",
-            why="Commands take libraries of the cache by themselves, and their numbers are those of fp32.",
-            fix="Give --output, and name the library with --plugin-library.",
-        )
+    _refuse_contradictions(named=bool(models), chosen=bool(dtype or head_dim), products=fp32_products, output=output)
     chosen_arch = _arch(arch)
     targets = [target_called(name) for name in _split(target)] or default_targets(chosen_arch)
     if models:
@@ -111,26 +104,57 @@ def build(
     if facts is not None:
         note(f"{path} is up to date; --force builds it again.")
     else:
-        note(f"TensorRT headers {find_tensorrt_headers(chosen_arch).describe()}")
-        note(f"CUDA headers {find_cuda_headers(chosen_arch).describe()}")
-        note(f"Compiler {find_compiler(chosen_arch).version}")
-        with progress() as step:
-            facts = build_library(
-                path,
-                specs=specs,
-                targets=targets,
-                arch=chosen_arch,
-                overwrite=force or output is None,
-                jobs=jobs,
-                progress=step,
-            )
+        facts = _built(path, specs, targets, chosen_arch, overwrite=force or output is None, jobs=jobs)
     if output is not None:
-        note(f"Nothing loads {path} by itself: name it with --plugin-library {path}, or build without --output.")
+        note(f"{path} is not loaded automatically: name it with --plugin-library {path}, or build without --output.")
     if output_format == "json":
         print_json(_document(facts))
     else:
         _print_library(facts)
         suggest("localattn", "plugin", "check", *([] if output is None else [output]))
+
+
+def _refuse_contradictions(*, named: bool, chosen: bool, products: str, output: Path | None) -> None:
+    """Refuse options of `plugin build` that contradict each other.
+
+    Args:
+        named: whether models are given.
+        chosen: whether kernels are chosen by type or head size.
+        products: how fp32 is multiplied.
+        output: the library to write; None for one in the cache.
+
+    Raises:
+        UsageError: some do.
+    """
+    if named and chosen:
+        raise UsageError(
+            "--dtype and --head-dim cannot be combined with models.",
+            why="Models say themselves what they need.",
+            fix="Leave out the one or the other.",
+        )
+    if products != "ieee" and output is None:
+        raise UsageError(
+            f"A library with --fp32-products {products} needs --output.",
+            why="Commands take libraries of the cache by themselves, and their numbers are those of fp32.",
+            fix="Give --output, and name the library with --plugin-library.",
+        )
+
+
+def _built(
+    path: Path, specs: Sequence[AnySpec], targets: Sequence[Target], arch: Arch, *, overwrite: bool, jobs: int | None
+) -> LibraryFacts:
+    """Build the library for TensorRT, and say with what."""
+    from ..plugins.compilers import find_compiler
+    from ..plugins.library.build import build_library
+    from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+
+    note(f"TensorRT headers {find_tensorrt_headers(arch).describe()}")
+    note(f"CUDA headers {find_cuda_headers(arch).describe()}")
+    note(f"Compiler {find_compiler(arch).version}")
+    with progress() as step:
+        return build_library(
+            path, specs=specs, targets=targets, arch=arch, overwrite=overwrite, jobs=jobs, progress=step
+        )
 
 
 @app.command()
@@ -141,7 +165,8 @@ def path(
         bool,
         typer.Option(
             "--companion",
-            help="That of the library beside it, which registers it in hosts that only open or preload libraries.",
+            help="Print the path of the companion library, which registers the plugin in hosts that only preload "
+            "libraries.",
         ),
     ] = False,
     output_format: FormatOption = "console",
@@ -153,7 +178,7 @@ def path(
     if companion and backend == "onnxruntime":
         raise UsageError(
             "--companion cannot be combined with --backend onnxruntime.",
-            why="onnxruntime is given its library by name: nothing has to register it.",
+            why="onnxruntime gets its library by name and needs no registration.",
             fix="Leave out --companion.",
         )
     library = newest(CPU_KERNELS if backend == "onnxruntime" else TENSORRT_PLUGIN, chosen_arch)
@@ -168,7 +193,7 @@ def path(
 def list_libraries(
     output_format: FormatOption = "console",
 ) -> None:
-    """Show the libraries that may be loaded automatically, the newest of each kind first, and what is in them."""
+    """Show the libraries that may be loaded automatically, the newest of each kind first, and their contents."""
     from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, candidates
     from ..plugins.cpu.facts import parse_facts as parse_cpu_facts
     from ..plugins.library.facts import parse_facts
@@ -195,11 +220,13 @@ def check(
     ] = None,
     backend: Annotated[
         Backend | None,
-        typer.Option(help="The inference library to load it into. (Default: what the library is for.)"),
+        typer.Option(
+            help="The inference library to load the plugin library into. (Default: the one it was built for.)"
+        ),
     ] = None,
     output_format: FormatOption = "console",
 ) -> None:
-    """Load a library into its runtime, and show what the runtime finds in it.
+    """Load a library into its runtime, and show the kernels that the runtime finds.
 
     That is TensorRT's plugin registry, without a GPU; or onnxruntime, where each kernel runs once.
     """
@@ -230,17 +257,17 @@ def check(
 def rewrite(
     model: Annotated[Path, typer.Argument(help="An exported model.onnx.", show_default=False), INPUT],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where the rewritten model goes."), OutputPath(REWRITTEN)
+        Path, typer.Option("-o", "--output", help="The file to write the rewritten model to."), OutputPath(REWRITTEN)
     ],
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:
-    """Rewrite a model for onnxruntime's TensorRT provider, which takes plugins from the domain trt.plugins only.
+    """Rewrite a model for onnxruntime's TensorRT provider, which only uses plugins of the domain trt.plugins.
 
     The attention nodes move there and lose their ONNX function: the file then runs nowhere without the plugin. All
     other functions are inlined, because the provider accepts none.
     """
-    from ..onnx_graph.tensorrt_provider import rewrite_for_provider
+    from ..plugins.library.tensorrt_provider import rewrite_for_provider
 
     rewritten = rewrite_for_provider(model, output, overwrite=force)
     if output_format == "json":
@@ -248,9 +275,9 @@ def rewrite(
         return
     say(f"{output}  {len(rewritten.nodes)} attention node(s) in the domain trt.plugins")
     for name, why in rewritten.kept.items():
-        say(f"  kept    {name}: no kernel computes it: {why}; its function definition stands in its place")
+        say(f"  kept    {name} as an ONNX function: no kernel computes it: {why}")
     say("Before onnxruntime opens it, load the plugin library into TensorRT in the same process:")
-    say("  tensorrt.get_plugin_registry().load_library(PATH), with the PATH that `localattn plugin path` prints")
+    say("  tensorrt.get_plugin_registry().load_library(PATH), where `localattn plugin path` prints PATH")
 
 
 def _needed_by(models: list[Path], fp32_products: Fp32Products) -> list[AnySpec]:
@@ -264,7 +291,7 @@ def _needed_by(models: list[Path], fp32_products: Fp32Products) -> list[AnySpec]
     specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model, fp32_products)))
     if not specs:
         reasons = {why for model in models for why in without_kernel(model).values()}
-        why = ["None of their nodes is an attention node that a kernel computes", *sorted(reasons)]
+        why = ["No node of the models is an attention node that a kernel can compute", *sorted(reasons)]
         raise UsageError("These models need no plugin.", why=f"{'; '.join(why)}.")
     return specs
 
@@ -285,7 +312,9 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in _split(text)]
     except ValueError:
-        raise UsageError(f"--head-dim {text} is no list of numbers.", fix="Write it like 64,128.") from None
+        raise UsageError(
+            f"--head-dim {text} is not a list of numbers.", fix="Write numbers with commas, such as 64,128."
+        ) from None
 
 
 def _arch(text: str) -> Arch:
@@ -296,25 +325,25 @@ def _arch(text: str) -> Arch:
     for arch in ARCHITECTURES:
         if arch == text:
             return arch
-    raise UsageError(f"There is no processor {text!r}.", fix=f"Known: {', '.join(ARCHITECTURES)}.")
+    raise UsageError(f"Unknown processor {text!r}.", fix=f"Known: {', '.join(ARCHITECTURES)}.")
 
 
 def _prepare(backend: RegistryBackend) -> None:
     """Load TensorRT-RTX's library under the name that its own wheel looks for."""
-    from ..runtime.engine.rtx_library import preload
+    from ..runtime.backends.tensorrt_rtx.preload import preload
 
     if backend == "tensorrt-rtx":
         try:
             preload()
         except MissingDependency:
-            return  # not installed: loading the plugin says so
+            return  # not installed: loading the plugin reports it
 
 
 def _companion(library: Library) -> tuple[Path, str]:
-    """Return path and SHA-256 of the library beside a plugin library that registers it.
+    """Return path and SHA-256 of a plugin library's companion library, which registers it.
 
     Raises:
-        MissingDependency: there is none that was built with it.
+        MissingDependency: there is no companion that was built with it.
     """
     from ..plugins.library.facts import companion_path, parse_facts
 
@@ -323,8 +352,8 @@ def _companion(library: Library) -> tuple[Path, str]:
     if facts.companion is None or not facts.has_companion():
         raise MissingDependency(
             f"{library.path} has no companion beside it.",
-            why=f"{path.name} is missing, or is not the one that was built with it.",
-            fix="Build both again: localattn plugin build --force",
+            why=f"{path.name} is missing, or was not built together with it.",
+            fix="Build both libraries again: localattn plugin build --force",
         )
     return path, facts.companion.sha256
 

@@ -1,4 +1,4 @@
-"""Define `localattn run`: run an exported model once and print what it returned."""
+"""Define `localattn run`: run an exported model and print its outputs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 def run(
     model: Annotated[
-        Path, typer.Argument(help="The exported model (model.onnx), or an engine of it.", show_default=False), INPUT
+        Path, typer.Argument(help="The exported model (model.onnx), or an engine.", show_default=False), INPUT
     ],
     load_inputs: Annotated[
-        Path | None, typer.Option(help="Inputs as .npz, one array an input. Without it: random inputs."), INPUT
+        Path | None, typer.Option(help="Inputs (.npz), one array per input. (Default: random inputs.)"), INPUT
     ] = None,
     save_outputs: Annotated[
         Path | None, typer.Option(help="Write the outputs to this .npz file."), OutputPath(NPZ)
@@ -38,18 +38,17 @@ def run(
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
     cuda_graph: Annotated[
-        bool, typer.Option("--cuda-graph", help="Record the run as a CUDA graph, and replay it (engines).")
+        bool, typer.Option("--cuda-graph", help="Record the run as a CUDA graph and replay it (engines).")
     ] = False,
-    iterations: Annotated[int, typer.Option(min=1, max=MOST_ITERATIONS, help="How often to run.")] = 1,
+    iterations: Annotated[int, typer.Option(min=1, max=MOST_ITERATIONS, help="Number of runs.")] = 1,
     seed: Annotated[int, seed_option("Seed of the random inputs.")] = 0,
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:
-    """Run an exported model and show what it returns."""
-    from ..core.documents.engine_facts import read_model_facts
+    """Run an exported model and show its outputs."""
     from ..runtime.inputs.arrays import load_arrays, save_arrays
     from ..runtime.inputs.example_inputs import check_call, draw_call
-    from ..runtime.session import find_model, load
+    from ..runtime.session import find_model, load, read_model_facts
 
     asked = plugin_asked(plugin, plugin_library)
     file = find_model(model)

@@ -1,4 +1,4 @@
-"""Note what this process is working on, so that whoever outlives it can report its death and remove what it left.
+"""Note what this process is working on, so that its parent can report a crash and remove leftover files.
 
 The notes are a small document: the files that are read, the temporary folders in use, the outputs that are in their
 places, and the exit code once it is known. With `share` they lie in memory that a parent process reads.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mmap import mmap
 
-# Two slots of this size: one is read while the other is written. A list that does not fit keeps its beginning.
+# Two slots of this size: one is read while the other is written. Lists that do not fit are cut.
 _SLOT = 1 << 17
 _LENGTH = struct.Struct("<I")
 
@@ -56,13 +56,13 @@ def is_verbose() -> None:
 
 
 def wrote(*outputs: Path) -> None:
-    """Note outputs that are in their places."""
+    """Note outputs that are already published."""
     _notes.written += [str(path) for path in outputs]
     _share()
 
 
 def written() -> list[str]:
-    """Return the outputs that are in their places."""
+    """Return the outputs that are already published."""
     return list(_notes.written)
 
 
@@ -87,7 +87,7 @@ def removed_at_death(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(prefix: str = "localattn-") -> Iterator[Path]:
-    """Make a temporary folder, which is removed however this process ends, where it is supervised."""
+    """Make a temporary folder; the supervisor removes it even if this process crashes."""
     made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
     with made as name, removed_at_death(Path(name)):
         yield Path(name)
@@ -114,7 +114,7 @@ def share(memory: mmap) -> None:
 
 
 def _share() -> None:
-    """Write the notes into the slot that is not read, then make it the one that is."""
+    """Write the notes into the unused slot, then switch readers to that slot."""
     if _shared is None:
         return
     with _lock:
@@ -131,7 +131,7 @@ def _share() -> None:
 
 
 def read_notes(memory: mmap) -> Notes:
-    """Read the notes of a process that shared them; empty ones where it died before its first."""
+    """Read the notes of a process that shared them; they are empty if it died before its first note."""
     start = 1 + memory[0] * _SLOT
     (length,) = _LENGTH.unpack(memory[start : start + _LENGTH.size])
     if not 0 < length <= _SLOT - _LENGTH.size:
@@ -143,7 +143,7 @@ def read_notes(memory: mmap) -> Notes:
 
 
 def remove_left(notes: Notes) -> list[str]:
-    """Remove the temporary folders of a dead process that no living one has claimed; return those that stay."""
+    """Remove a dead process's temporary folders that no living process uses; return those that could not be removed."""
     for name in notes.folders:
         with _claimed(name) as mine:
             if mine:

@@ -11,7 +11,7 @@ holds for the whole array.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -25,8 +25,8 @@ Frontier = tuple[tuple[float, float], ...]
 # errors.
 Watch = Callable[[Places, Floats, "Floats | None"], None]
 
-# Elements converted to float64 at a time: enough for numpy, small beside any model.
-_CHUNK = 1 << 18
+# Elements converted to float64 at a time: enough for numpy, and the arrays made of them stay in a processor's cache.
+_CHUNK = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Figures:
 
     Args:
         count: how many elements were compared.
-        finite: those of them that the sums are over.
+        finite: how many of them are finite; the sums are over these.
         max_abs: largest `|a - e|`.
         max_rel: largest `|a - e| / |e|` where `e` is not 0.
         error_squares: sum of `(a - e)²`.
@@ -44,8 +44,8 @@ class Figures:
         products: sum of `a·e`.
         not_finite: NaN and Inf in the result; the other figures leave them out.
         expected_not_finite: NaN and Inf in the reference.
-        expected_low: smallest finite number of the reference; inf where there is none.
-        expected_high: its largest one; -inf where there is none.
+        expected_low: smallest finite number of the reference; inf if there is none.
+        expected_high: largest finite number of the reference; -inf if there is none.
         worst: flat position where the result is not finite, else where it breaks the tolerance most.
         frontier: pairs (|expected|, error) that decide for every tolerance.
     """
@@ -113,13 +113,13 @@ def accepts(figures: Any, atol: float, rtol: float, cosine: float | None) -> boo
 
 
 def proves_nothing(figures: Any, atol: float | None, rtol: float | None, least: float | None) -> str:
-    """Return why a comparison proves nothing even where it passes; "" where it proves something.
+    """Return why a comparison proves nothing even if it passes; "" if it proves something.
 
     Args:
         figures: `Figures`, or whatever has their attributes.
         atol: absolute part; None, as `rtol`, where single elements do not count.
         rtol: part relative to the expected value.
-        least: smallest cosine accepted, or another bound of the whole that zeros break; None where there is none.
+        least: smallest cosine accepted, or another bound over all elements that zeros exceed; None if there is none.
     """
     if not figures.finite:
         return "no number was compared"
@@ -152,34 +152,17 @@ def measure(
         watch: called with every chunk.
     """
     sums = _Sums(atol, rtol, watch)
-    for where, a, e in _finite_chunks(actual, expected, keep, sums):
-        sums.add(where, a, e)
-    return sums.figures()
-
-
-def _finite_chunks(
-    actual: NDArray[Any], expected: NDArray[Any], keep: NDArray[np.bool_] | None, sums: _Sums
-) -> Iterator[tuple[Places, Floats, Floats]]:
-    """Yield flat positions and both values in float64, a chunk at a time, finite elements only.
-
-    Elements that are NaN or Inf are counted in `sums`.
-    """
     flat_actual, flat_expected = actual.reshape(-1), expected.reshape(-1)
     for start in range(0, flat_actual.size, _CHUNK):
         part = slice(start, start + _CHUNK)
-        a = flat_actual[part].astype(np.float64)
-        e = flat_expected[part].astype(np.float64)
-        where = np.arange(start, start + a.size)
-        if keep is not None:
-            chosen = keep[part]
-            a, e, where = a[chosen], e[chosen], where[chosen]
-        sums.count += a.size
-        fine = np.isfinite(a)
-        if not fine.all():
-            sums.note_not_finite(where[~fine])
-        sums.expected_not_finite += int((~np.isfinite(e)).sum())
-        fine &= np.isfinite(e)
-        yield where[fine], a[fine], e[fine]
+        a, e = flat_actual[part].astype(np.float64), flat_expected[part].astype(np.float64)
+        chosen = None if keep is None else keep[part]
+        where = None
+        if chosen is not None and not chosen.all():
+            where = np.flatnonzero(chosen)
+            a, e = a[where], e[where]
+        sums.add_all(start, where, a, e)
+    return sums.figures()
 
 
 class _Sums:
@@ -203,6 +186,29 @@ class _Sums:
         self.worst_excess = -math.inf
         self.frontier: Frontier = ()
 
+    def add_all(self, start: int, where: Places | None, actual: Floats, expected: Floats) -> None:
+        """Add a chunk; elements that are NaN or Inf are only counted.
+
+        Args:
+            start: flat position of the chunk.
+            where: places of the elements in the chunk; None where they are all of it.
+            actual: the result.
+            expected: its reference.
+        """
+        self.count += actual.size
+        with np.errstate(all="ignore"):
+            sizes = (float(actual @ actual), float(expected @ expected))
+        if all(map(math.isfinite, sizes)):  # as every element is then
+            self.add(start, where, actual, expected)
+            return
+        fine = np.isfinite(actual)
+        if not fine.all():
+            self.note_not_finite(_places(start, where, actual.size)[~fine])
+        self.expected_not_finite += int((~np.isfinite(expected)).sum())
+        fine &= np.isfinite(expected)
+        kept = np.flatnonzero(fine)
+        self.add(start, kept if where is None else where[kept], actual[kept], expected[kept])
+
     def note_not_finite(self, where: Places) -> None:
         self.not_finite += where.size
         if self.first_not_finite is None:
@@ -210,7 +216,7 @@ class _Sums:
         if self.watch is not None:
             self.watch(where, np.empty(0), None)
 
-    def add(self, where: Places, actual: Floats, expected: Floats) -> None:
+    def add(self, start: int, where: Places | None, actual: Floats, expected: Floats) -> None:
         if not actual.size:
             return
         error, size = np.abs(actual - expected), np.abs(expected)
@@ -218,8 +224,8 @@ class _Sums:
         self.expected_low = min(self.expected_low, float(expected.min()))
         self.expected_high = max(self.expected_high, float(expected.max()))
         self.max_abs = max(self.max_abs, float(error.max()))
-        relative = error[size > 0] / size[size > 0]
-        self.max_rel = max(self.max_rel, float(relative.max(initial=0.0)))
+        relative = np.divide(error, size, out=np.zeros_like(error), where=size > 0)
+        self.max_rel = max(self.max_rel, float(relative.max()))
         self.error_squares += float(error @ error)
         self.actual_squares += float(actual @ actual)
         self.expected_squares += float(expected @ expected)
@@ -227,15 +233,21 @@ class _Sums:
         beyond = error - (self.atol + self.rtol * size)
         worst = int(beyond.argmax())
         if beyond[worst] > self.worst_excess:
-            self.worst_excess, self.worst = float(beyond[worst]), int(where[worst])
+            self.worst_excess = float(beyond[worst])
+            self.worst = start + (worst if where is None else int(where[worst]))
         self.frontier = extend_frontier(self.frontier, size, error)
         if self.watch is not None:
-            self.watch(where, size, error)
+            self.watch(_places(start, where, actual.size), size, error)
 
     def figures(self) -> Figures:
         if self.first_not_finite is not None:
             self.worst = self.first_not_finite
         return Figures(**{entry.name: getattr(self, entry.name) for entry in fields(Figures)})
+
+
+def _places(start: int, where: Places | None, size: int) -> Places:
+    """Return the flat positions of the elements of a chunk."""
+    return np.arange(start, start + size) if where is None else where + start
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -246,13 +258,16 @@ def _ratio(part: float, whole: float) -> float:
 
 def extend_frontier(frontier: Frontier, size: Floats, error: Floats) -> Frontier:
     """Extend a frontier by elements with these expected sizes and errors."""
-    left = np.ones(size.shape, dtype=np.bool_)
     for known_size, known_error in frontier:
         # A smaller error at a larger expected value is accepted whenever the known one is. This
         # leaves few elements to sort after the first chunk.
-        left &= (size < known_size) | (error > known_error)
-    sizes = np.concatenate([size[left], [known for known, _ in frontier]])
-    errors = np.concatenate([error[left], [known for _, known in frontier]])
+        left = np.flatnonzero((size < known_size) | (error > known_error))
+        if left.size < size.size:
+            size, error = size[left], error[left]
+    if frontier and not size.size:
+        return frontier
+    sizes = np.concatenate([size, [known for known, _ in frontier]])
+    errors = np.concatenate([error, [known for _, known in frontier]])
     order = np.lexsort((-errors, sizes))
     sizes, errors = sizes[order], errors[order]
     before = np.concatenate([[-np.inf], np.maximum.accumulate(errors)[:-1]])

@@ -1,4 +1,4 @@
-"""Write values, names and arguments into the texts of errors, whatever they are."""
+"""Write any value, name or argument into the text of an error."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable
 
+# The advice wherever a step file is needed.
+HOW_TO_EXPORT_STEPS = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
+
 # `reprlib` looks at a few entries and levels only: YAML aliases can make a list of billions.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 60, 60
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """Write a value on one line of an error, whatever it is."""
+    """Write any value on one line of an error."""
     try:
         text = "null" if value is None else _SHORT.repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a nest of thousands of lists
@@ -26,7 +29,7 @@ def close_match(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     Args:
         name: what was given.
-        known: what it could have been.
+        known: the allowed names.
         cutoff: the least likeness, of difflib's ratio from 0 to 1.
     """
     names = sorted(known)

@@ -1,4 +1,4 @@
-"""The errors a user meets, and the exit code each one ends the command line with.
+"""Define the errors that a user sees, and the command line's exit code for each.
 
 Every error says three things: what happened, why, and what to do about it. The command line prints
 those three lines and nothing else; a traceback appears only under `-v`.
@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
     MISSING = 3
     EXPORT_FAILED = 4
     BUILD_FAILED = 5
-    INTERNAL = 70  # sysexits' EX_SOFTWARE: a fault of this program
+    INTERNAL = 70  # sysexits' EX_SOFTWARE: a bug in this program
 
 
 class LocalAttnError(Exception):

@@ -1,4 +1,4 @@
-"""Give the command that installs an extra of this package, from where the package itself came.
+"""Give the command that installs an extra of this package from the package's own origin.
 
 Texts name it as for a package of an index, `pip install 'localattn[cpu]'`. `as_installed` turns that into what works
 here: a source checkout is installed again with the extra, and so is a wheel.
@@ -18,7 +18,7 @@ _FROM_AN_INDEX = "pip install 'localattn[{}]'"
 
 
 def as_installed(text: str) -> str:
-    """Rewrite every command in a text that installs an extra into the one that works here."""
+    """Rewrite each install command for an extra into the one that works here."""
     if "localattn[" not in text:
         return text
     try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     IntArray = NDArray[np.int64]
 
-# The size of a window that holds any sequence: none is longer.
+# The size of a window that holds any sequence, because no sequence is longer.
 ALL_KEYS = 2**31
 
 
@@ -68,13 +68,13 @@ class WindowGeometry:
         if self.causal and self.look_forward:
             raise UsageError(
                 f"look_forward is {self.look_forward} in a causal model.",
-                why="A causal query sees nothing after itself.",
+                why="In a causal model, a query sees no later token.",
                 fix="Set look_forward to 0 or causal to false.",
             )
 
     @classmethod
     def reaching(cls, backward: int, forward: int) -> WindowGeometry:
-        """Return the exact window in which a query sees so many positions back and so many ahead, ends included.
+        """Return the exact window in which a query sees `back` positions back and `ahead` positions ahead, inclusive.
 
         The two may differ: `window_size` is their greatest common divisor.
 
@@ -86,12 +86,12 @@ class WindowGeometry:
 
     @classmethod
     def all_keys(cls, *, causal: bool) -> WindowGeometry:
-        """Return the geometry of a layer without a window: every key is seen, or every one up to the query."""
+        """Return the geometry without a window: a query sees every key, or if causal every key up to itself."""
         return cls(ALL_KEYS, 0, 0, causal=causal)
 
     @property
     def sees_all(self) -> bool:
-        """Whether there is no window: a query sees every key, if causal every one up to itself."""
+        """Whether there is no window: a query sees every key, or if causal every key up to itself."""
         return self.window_size >= ALL_KEYS
 
     @property

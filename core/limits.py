@@ -29,7 +29,7 @@ def most_threads() -> int:
 
 
 def check_threads(threads: int | None) -> None:
-    """Refuse a number of threads that no engine starts, or that would only wait for each other.
+    """Refuse a number of threads that is below 1 or far above the number of processors.
 
     Raises:
         UsageError: it is below 1 or above `most_threads()`.
@@ -38,8 +38,8 @@ def check_threads(threads: int | None) -> None:
         return
     raise UsageError(
         f"threads is {threads}.",
-        why="An operator runs on at least one thread."
+        why="An operator needs at least one thread."
         if threads < 1
-        else f"This machine has {os.cpu_count()} processors; {most_threads()} threads are the most taken here.",
-        fix="Leave it out: the engine then chooses by the processors it finds.",
+        else f"This machine has {os.cpu_count()} processors; at most {most_threads()} threads are accepted.",
+        fix="Leave it out: the engine then chooses by the number of processors.",
     )

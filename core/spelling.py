@@ -1,4 +1,4 @@
-r"""Spell out, in texts that come from files, servers and libraries, all that is not plainly visible.
+r"""Make every character visible in texts that come from files, servers and libraries.
 
 A name in a file may hold anything: line feeds, escape codes, marks that turn the direction of writing, invisible
 characters, and the ticks by which this package says that something is proven. `spelled` makes one visible line of it,
@@ -19,11 +19,11 @@ _UNTRUE = re.compile(
     "\U0001f197\U0001f5f4-\U0001f5f9\U0001f7a9\U0001fbb1"
     "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-# A letter takes this many marks (accents); further ones would cover what stands around it.
+# A letter may have this many marks (accents); more would cover the text around it.
 _MOST_MARKS = 3
 
-# What may not reach a terminal within a longer text: controls without tab and line feed, marks that change the
-# direction of writing, separators of lines, annotations, tags, and halves of surrogate pairs.
+# Characters that may not reach a terminal within a longer text: controls except tab and line feed, marks that change
+# the direction of writing, separators of lines, annotations, tags, and halves of surrogate pairs.
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -31,7 +31,7 @@ _STEERING = re.compile(
 
 
 def spelled(text: str) -> str:
-    r"""Write a text on one line, in which every character is visible and none steers what shows it.
+    r"""Write a text on one line, with every character visible and without control characters.
 
     Escapes are those of Python: a line feed becomes `\n`, the escape character `\x1b`. Backslashes stay as they are.
     """
@@ -55,20 +55,20 @@ def spelled(text: str) -> str:
 
 
 def steerless(text: str) -> str:
-    """Replace what would steer a terminal in a text of several lines, such as a generated one, by U+FFFD."""
+    """Replace control characters in a text of several lines, such as a generated text, by U+FFFD."""
     return _STEERING.sub("\ufffd", text)
 
 
 # `*` and `_` inside words are common in names of modules and files.
 _MARKUP = str.maketrans({character: f"\\{character}" for character in "\\|`*_[]<>#~$"} | {"&": "&amp;"})
-# What makes a list, a heading or a rule of the line that it begins.
+# Characters that turn a line that they begin into a list, a heading or a rule.
 _BEGINS_BLOCK = re.compile(r"[-+](?= |$)|[-=]+(?= *$)|\d+[.)](?= |$)")
 # Addresses and mentions become links without any markup.
 _LINK = re.compile(r"(?<=[a-zA-Z])(?=://)|(?<=\bwww)(?=\.)|(?=@)", re.IGNORECASE)
 
 
 def markdown_text(text: str) -> str:
-    """Write a text for Markdown, on one line, as text and nothing else."""
+    """Write a text for Markdown on one line, without markup."""
     escaped = re.sub(" +", " ", spelled(text.strip())).translate(_MARKUP)
     if found := _BEGINS_BLOCK.match(escaped):
         escaped = f"{found[0][:-1]}\\{found[0][-1]}{escaped[found.end() :]}"

@@ -1,25 +1,24 @@
-"""State which release of TensorRT and TensorRT-RTX can do what, as one table.
+"""List which releases of TensorRT and TensorRT-RTX have which feature.
 
 The sources are NVIDIA's release notes and the change log of onnx-tensorrt, except where a line says "seen".
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt-rtx"
+from .versions import Version, parse
 
-Version = tuple[int, ...]
+TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt-rtx"
 
 
 @dataclass(frozen=True)
 class Span:
-    """A range of a library's releases: `at_least ≤ version < below`, without single ones.
+    """A range of a library's releases: `at_least ≤ version < below`, with exceptions.
 
     Args:
         at_least: the first release, as many numbers as matter.
-        below: the first release that no longer belongs; None for no end.
+        below: the first release after the range; None if it has no end.
         without: releases between them that do not belong, with all that begin with the same numbers.
     """
 
@@ -37,14 +36,14 @@ class Span:
 FEATURES: dict[str, dict[str, Span]] = {
     # Releases that this package is written for.
     "supported": {TENSORRT: Span((10, 3), below=(12,)), TENSORRT_RTX: Span((1, 7), below=(2,))},
-    # A plugin takes a node although a function of its name is in the file. Before, the function always wins: the
+    # A plugin is preferred to a function of the same name in the file. In older releases the function always wins: the
     # function must be left out for the plugin to be found (NVIDIA/TensorRT issue 4113).
     "plugin_before_function": {TENSORRT: Span((10, 7)), TENSORRT_RTX: Span((1,))},
     # Builds for a GPU that the machine lacks (seen with 1.7.1).
     "builds_without_gpu": {TENSORRT_RTX: Span((1,))},
     # Has strongly typed networks only.
     "always_strongly_typed": {TENSORRT: Span((11,))},
-    # Times kernels while it builds; RTX does so at run time, and its timing cache does nothing.
+    # Times kernels during the build; RTX does so at run time, and its timing cache has no effect.
     "timing_cache": {TENSORRT: Span((10,))},
     # Finds plugins whose kernels are compiled ahead of time for the nodes of an ONNX file. 10.14 supports
     # such plugins but does not find them (seen).
@@ -56,11 +55,6 @@ def has(feature: str, library: str, version: str | Version) -> bool:
     """Check whether a release of "tensorrt" or "tensorrt-rtx" has a feature of the table."""
     span = FEATURES[feature].get(library)
     return span is not None and span.holds(parse(version) if isinstance(version, str) else version)
-
-
-def parse(version: str) -> Version:
-    """Split a version into its numbers: `10.3.0`, `10.7.0.post1`, without what is no number."""
-    return tuple(int(part) for part in re.findall(r"\d+", version.split("post")[0].split("+")[0]))
 
 
 def describe(feature: str, library: str) -> str:

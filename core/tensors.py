@@ -8,7 +8,7 @@ from dataclasses import dataclass
 UNNAMED_DIMENSION = "?"
 # Inputs of integers that are masks: 1 keeps a token, 0 hides it.
 INTEGER_MASKS = frozenset({"attention_mask"})
-# The input of integers that says at which position each token of a row is. All other integers are tokens.
+# The integer input with the position of each token in a row. All other integer inputs are tokens.
 POSITION_IDS = "position_ids"
 
 
@@ -45,7 +45,7 @@ def format_shape(shape: tuple[int | str, ...]) -> str:
 
 
 def named_sizes(batch: int | None, seq_len: int | None) -> dict[str, int]:
-    """List the sizes of dynamic axes by every name they may have; none for a size that is None."""
+    """List the sizes of dynamic axes by every name they may have; skip sizes that are None."""
     sizes: dict[str, int] = {}
     for axes, size in ((BATCH_AXES, batch), (SEQUENCE_AXES, seq_len)):
         sizes |= dict.fromkeys(axes, size) if size is not None else {}

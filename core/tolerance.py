@@ -1,4 +1,4 @@
-"""Define how much two results may differ: one table by precision, read by every check.
+"""Define how much two results may differ, in one table by precision that every check reads.
 
 Three sorts of criteria, each a row of numbers:
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _Size = TypeVar("_Size", float, "NDArray[np.float64]")
 
-# A file's error over the untouched module's own, as root mean squares over all inputs: no more than this.
+# Largest allowed ratio of a file's error to the untouched module's own, as root mean squares over all inputs.
 BASELINE_FACTOR = 1.5
-# The same for the two largest errors. Each is the error of one element, mostly at a position whose softmax is close to
+# The same for the largest errors. Each is the error of one element, mostly at a position whose softmax is close to
 # a tie: between two correct computations in bf16 their ratio was up to 2.3 (docs/numerics.md).
 LARGEST_FACTOR = 4.0
 
@@ -52,7 +52,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """A criterion; a part that is None does not count.
+    """Define a criterion; a part that is None does not count.
 
     Args:
         atol: absolute part of what a single element may differ by, ≥ 0; None, as `rtol`, where only figures count.
@@ -87,7 +87,7 @@ class Tolerance:
             raise UsageError(f"The cosine floor is {self.cosine}.", why="A cosine lies between -1 and 1.")
 
     def allowed(self, size: _Size) -> _Size:
-        """Return how much elements of these expected magnitudes may differ; 0 where only figures count.
+        """Return how much elements of these magnitudes may differ; 0 if only figures over all elements count.
 
         With 0, the element that breaks the tolerance most is the one with the largest error.
         """
@@ -109,8 +109,8 @@ class Tolerance:
         parts = [] if self.atol is None else [f"{self.atol:g} + {self.rtol or 0:g}·|x|"]
         for value, text in (
             (self.relative_rms, "relative rms at most {:g}"),
-            (self.divergence, "of logits a divergence of at most {:g} nats"),
-            (self.agreement, "the same largest logit at {:.0%} of positions"),
+            (self.divergence, "divergence of logits at most {:g} nats"),
+            (self.agreement, "same largest logit at {:.0%} of positions at least"),
             (self.cosine, "cosine at least {:g}"),
         ):
             parts += [] if value is None else [text.format(value)]
@@ -142,13 +142,13 @@ TOLERANCES = {
 
 
 def coarsest(dtypes: Iterable[str]) -> str:
-    """Return the element type with the widest tolerance; a type that the table lacks comes first."""
+    """Return the element type with the widest tolerance; types missing in the table come first."""
     order = list(TOLERANCES)
     return max(dtypes, key=lambda dtype: order.index(dtype) if dtype in order else len(order))
 
 
 def tolerance_for(dtype: str, atol: float | None = None, rtol: float | None = None) -> Tolerance:
-    """Return the tolerance for a precision; a part that the user sets makes only single elements count.
+    """Return the tolerance for a precision; if the user sets a part, only single elements count.
 
     Args:
         dtype: "fp32", "fp16", "bf16", or a kind of weights: "int8", "int8-qdq", "fp8", "int4".
@@ -156,7 +156,7 @@ def tolerance_for(dtype: str, atol: float | None = None, rtol: float | None = No
         rtol: replaces the table's relative part.
 
     Raises:
-        UsageError: an unknown element type or a value that is no tolerance.
+        UsageError: an unknown element type, or a value that is not a tolerance.
     """
     try:
         tolerance = TOLERANCES[dtype]

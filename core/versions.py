@@ -8,11 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from .error_texts import argument
 
-# PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
+Version = tuple[int, ...]
+
+# PyTorch's exporter starts at 18; 24 is the newest that PyTorch, ONNX and onnxruntime support, as tested.
 OPSETS = range(18, 25)
 # The newest opset that TensorRT 10.3 reads.
 DEFAULT_OPSET = 20
-# The oldest IR that has what an opset's files may hold: ONNX functions need 8, fp8 numbers (opset 19) 9, numbers of 4
+# The oldest IR with all features of an opset's files: ONNX functions need 8, fp8 numbers (opset 19) 9, numbers of 4
 # bits (opset 21) 10; bf16 is older. Later opsets add nothing to the format that is used here. TensorRT 10.3 reads 10.
 _IR_OF_OPSET = {18: 8, 19: 9, 20: 9}
 IR_VERSION = 10
@@ -33,11 +35,11 @@ OLDEST_ONNXRUNTIME, OLDEST_IR_VERSION, OLDEST_OPSET = "1.17", 9, 20
 
 
 def ir_of_opset(opset: int) -> int:
-    """Return the IR version of a file of an opset: the oldest that has what it may hold."""
+    """Return the IR version for files of an opset: the oldest with all their features."""
     return _IR_OF_OPSET.get(opset, IR_VERSION)
 
 
-# onnxruntime's words for a file that is too new for it.
+# onnxruntime's message for a file that is too new for it.
 _TOO_NEW_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
 _TOO_NEW_OPSET = re.compile(r"Opset (\d+) is under development.*till opset (\d+)", re.DOTALL)
 # The same for matrices in blocks of 8 bits, and the release from which it multiplies by them (tried from 1.17 to 1.32).
@@ -46,7 +48,7 @@ WIDE_BLOCKS_FROM = "1.22"
 
 
 def too_new(reason: str) -> str:
-    """Say what helps where onnxruntime refuses a file because it is too new; "" for any other reason.
+    """Return advice if onnxruntime refuses a file because it is too new; "" for any other reason.
 
     Args:
         reason: onnxruntime's message.
@@ -67,8 +69,13 @@ def too_new(reason: str) -> str:
     return f"{update}, or export again with {argument('opset', read[-1])}." if read else f"{update}."
 
 
+def parse(version: str) -> Version:
+    """Split a version into its numbers: `10.3.0`, `10.7.0.post1`, without parts that are not numbers."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("post")[0].split("+")[0]))
+
+
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed; one may be there under another name."""
+    """Return the versions of installed packages; a package may be installed under another name."""
     found = {}
     for package in packages:
         try:

@@ -1,4 +1,4 @@
-"""The small trained model that ships with the package, for `localattn demo`.
+"""Find the small trained model that ships with the package, for `localattn demo`.
 
 A byte-level `LocalTransformer`, trained by `examples/train_bytes.py` on Python's standard library.
 """

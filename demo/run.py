@@ -1,4 +1,4 @@
-"""The demo: export the shipped model, check it, and let it write a few lines of Python."""
+"""Run the demo: export the shipped model, check it, and let it write a few lines of Python."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ..exporter.export import ExportReport, ExportRequest, export
+from ..exporter.export import export
+from ..exporter.export_report import ExportReport
+from ..exporter.options import Dtype, ExportRequest
 from ..runtime.session import Session, load
 from . import checkpoint_path, config_path, validation_path
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo made and measured.
+    """The results of the demo.
 
     Args:
         report: of the export.
@@ -33,7 +35,7 @@ class DemoResult:
 
 
 def run_demo(
-    folder: Path, rows: int, progress: Callable[[str], None], *, dtype: str = "fp32", overwrite: bool = False
+    folder: Path, rows: int, progress: Callable[[str], None], *, dtype: Dtype = "fp32", overwrite: bool = False
 ) -> DemoResult:
     """Export into `folder` in an element type and measure the file on `rows` rows of held-out text.
 

@@ -118,7 +118,7 @@ def _parameter(name: str, annotation: Any, info: ArgumentInfo | OptionInfo, defa
     if not stated and not any(default is nothing for nothing in (None, False, "", inspect.Parameter.empty)):
         stated = _typed(default)
     required = default is inspect.Parameter.empty
-    panel = PANELS[name] if is_option else ""
+    panel = (info.rich_help_panel or PANELS[name]) if isinstance(info, OptionInfo) else ""
     return Parameter(names, f"{value} …" if many and is_option else value, required, stated, words, is_option, panel)
 
 

@@ -1,10 +1,11 @@
-"""List what each command needs, and check what it can do with what was found."""
+"""List the needs of each command, and decide by the findings which commands work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..runtime.backends.registry import by_name
 from .probes import Finding
 
 # Any of these is enough.
@@ -13,11 +14,11 @@ Choice = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Ability:
-    """One thing that a command does.
+    """One ability of a command.
 
     Args:
         command: how it is typed, "build --backend tensorrt"; its first word is the command.
-        does: what it does, in a few words.
+        does: its description in a few words.
         needs: names of probes; each entry lists alternatives of which one is enough.
     """
 
@@ -62,7 +63,10 @@ ABILITIES: tuple[Ability, ...] = (
     Ability("run model.onnx", "a file on this machine", _RUNS_ONNX),
     Ability("run --provider cuda", "a file on the GPU", (("cuda",),)),
     Ability("run --provider tensorrt", "a file through TensorRT", (("tensorrt-provider",),)),
-    Ability("run --runtime openvino", "a file in OpenVINO", (("openvino",),)),
+    *(
+        Ability(f"run --runtime {runtime.name}", f"a file in {runtime.title}", ((runtime.doctor_lines()[0].name,),))
+        for runtime in by_name()[1:]  # the first runs it where none is named
+    ),
     Ability("run model.engine", "an engine", (("tensorrt", "tensorrt_rtx"), ("polygraphy",), ("driver",))),
     Ability("generate", "text from a step file", _RUNS_ONNX),
     Ability("bench", "latency and memory", _RUNS_ONNX),
@@ -83,7 +87,7 @@ ABILITIES: tuple[Ability, ...] = (
 
 
 def judge(findings: Iterable[Finding], abilities: Sequence[Ability] = ABILITIES) -> list[Verdict]:
-    """Decide for every ability whether it works, by the findings; what was not looked for counts as missing."""
+    """Decide for every ability whether it works, by the findings; a missing finding counts as missing."""
     found = {finding.name: finding for finding in findings}
     return [_judge(ability, found) for ability in abilities]
 

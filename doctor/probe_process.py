@@ -1,6 +1,7 @@
-"""Run a probe that may end its process: as a script of its own, it prints one line of JSON.
+"""Run a probe that may crash, as a separate script that prints one line of JSON.
 
     python probe_process.py package torch
+    python probe_process.py package tensorrt builder
     python probe_process.py provider CUDAExecutionProvider
     python probe_process.py library IMAGE /path/liblocalattn_onnxruntime.so
     python probe_process.py kernels IMAGE /path/liblocalattn_plugin.so fp16:64 fp32:64
@@ -34,15 +35,14 @@ _MAJOR, _MINOR = 75, 76  # CUdevice_attribute of cuda.h
 
 
 class Missing(Exception):
-    """What was looked for is not on this machine."""
+    """The package or device is missing on this machine."""
 
 
-def package(name: str) -> dict[str, Any]:
-    """Import a package; return its version and details about it."""
-    # Both write files for telemetry as they are imported.
+def package(name: str, more: str = "") -> dict[str, Any]:
+    """Import a package; return its version and, with `more`, what a function of `_MORE` tells of it."""
+    # onnxruntime and OpenVINO write files for telemetry as they are imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    if name == "openvino":
-        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     try:
         module = import_module(name)
     except ModuleNotFoundError as error:
@@ -50,34 +50,29 @@ def package(name: str) -> dict[str, Any]:
             raise Missing(f"No module named {name!r}.") from error
         raise
     facts: dict[str, Any] = {"version": str(getattr(module, "__version__", ""))}
-    if name in _MORE:
-        facts |= _MORE[name](module)
+    if more:
+        facts |= _MORE[more](module)
     return facts
 
 
-def _torch(torch: Any) -> dict[str, Any]:
+def _cuda(torch: Any) -> dict[str, Any]:
     return {"detail": "with CUDA" if torch.cuda.is_available() else "CPU only"}
 
 
-def _onnxruntime(ort: Any) -> dict[str, Any]:
+def _providers(ort: Any) -> dict[str, Any]:
     return {"items": list(ort.get_available_providers())}
 
 
 def _builder(trt: Any) -> dict[str, Any]:
-    """Make a builder, for a package imports even where its libraries do not load."""
+    """Create a builder, because the package can be imported even if its libraries do not load."""
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     if builder is None:
-        raise RuntimeError("it makes no builder")
+        raise RuntimeError("it cannot create a builder")
     return {}
 
 
-# By package: what else to tell of it, from the imported module.
-_MORE: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "torch": _torch,
-    "onnxruntime": _onnxruntime,
-    "tensorrt": _builder,
-    "tensorrt_rtx": _builder,
-}
+# What else to tell of a package, from the imported module.
+_MORE: dict[str, Callable[[Any], dict[str, Any]]] = {"cuda": _cuda, "providers": _providers, "builder": _builder}
 
 
 def provider(name: str) -> dict[str, Any]:
@@ -87,11 +82,12 @@ def provider(name: str) -> dict[str, Any]:
     import onnxruntime as ort
 
     if name not in ort.get_available_providers():
-        raise Missing(f"It is not in this onnxruntime {ort.__version__}.")
+        raise Missing(f"onnxruntime {ort.__version__} here was built without it.")
     if name != "CPUExecutionProvider" and hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
     if name == "TensorrtExecutionProvider":
-        with contextlib.suppress(ImportError, OSError):  # it brings the libraries, which the system may have instead
+        # The package contains the libraries, which the system may have instead.
+        with contextlib.suppress(ImportError, OSError):
             import_module("tensorrt")
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -113,13 +109,13 @@ def provider(name: str) -> dict[str, Any]:
 
 
 def _why_not_started(ort: Any, name: str) -> str:
-    """Say why the work would fall back on the CPU: the provider did not start, or it starts and takes none of it."""
+    """Say why the CPU would do the work: the provider did not start, or does not support the model."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     started = ort.InferenceSession(MODEL, options, providers=[name, "CPUExecutionProvider"]).get_providers()
     if name in started:
-        return "it starts and leaves the work to the CPU"
-    # onnxruntime only logs what its library lacks; the system's loader says it.
+        return "it starts but leaves the work to the CPU"
+    # onnxruntime only logs missing libraries; the system's loader names them.
     library = f"libonnxruntime_providers_{name.removesuffix('ExecutionProvider').lower()}.so"
     folder = os.path.join(os.path.dirname(ort.__file__), "capi")  # noqa: PTH118, PTH120
     lacks = ""
@@ -189,7 +185,7 @@ def library(image: str, path: str) -> dict[str, Any]:
 
 
 def kernels(image: str, path: str, *wanted: str) -> dict[str, Any]:
-    """Load kernels of a plugin library onto the first GPU; tell for each whether it is machine code or PTX.
+    """Load kernels of a plugin library onto the first GPU; report for each whether it is machine code or PTX.
 
     Args:
         image: path that leads to the bytes that were verified.
@@ -210,7 +206,7 @@ def kernels(image: str, path: str, *wanted: str) -> dict[str, Any]:
     for step in steps:
         code = step()
         if code:
-            raise RuntimeError(f"the GPU gives no context: CUDA error {code}")
+            raise RuntimeError(f"no context on the GPU: CUDA error {code}")
     library = ctypes.CDLL(image)
     text = ctypes.create_string_buffer(1 << 14)
     lines, failed = [], 0
@@ -240,7 +236,7 @@ _PROBES: dict[str, Callable[..., dict[str, Any]]] = {
 def main() -> None:
     """Run the probe, and print what was found as one line of JSON."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # also what a C library prints
+    os.dup2(2, 1)  # including the output of C libraries
     kind, *arguments = sys.argv[1:]
     try:
         with contextlib.redirect_stdout(sys.stderr):

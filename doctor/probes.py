@@ -1,4 +1,4 @@
-"""List what is looked for on a machine, and how."""
+"""List the probes of a machine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..core.machine.execution_providers import CPU, CUDA, TENSORRT, short_name
+from ..core.machine.execution_providers import short_name
+from ..runtime.backends.registry import backends
 from .install_hints import pip_install
 
 Status = Literal["ok", "limited", "missing", "broken"]
 Area = Literal["system", "python", "engines", "gpu", "plugin"]
-# What a look finds: status, version, detail, items.
+# The result of a look: status, version, detail, items.
 Looked = tuple[Status, str, str, tuple[str, ...]]
 
 
@@ -28,7 +29,7 @@ class Finding:
         name: name of the probe.
         title: its name in reports.
         area: the part of the report it belongs to.
-        serves: what it is for.
+        serves: its purpose.
         status: `ok`; `limited`: present, but not fit for everything; `missing`; `broken`: present, but it fails.
         version: its release; "" where it has none.
         detail: one more line.
@@ -54,13 +55,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing to look for.
+    """A probe for one package or device.
 
     Args:
         name: how commands refer to it.
         title: its name in reports.
         area: the part of the report it belongs to.
-        serves: what it is for.
+        serves: its purpose.
         ask: arguments of the child process that looks; empty where `look` does.
         look: a function that looks in this process and cannot crash.
         package: the distribution that brings it, whose release the package's metadata names; "" for none.
@@ -160,11 +161,34 @@ def _package(name: str, title: str, area: Area, serves: str, package: str = "", 
     return Probe(name, title, area, serves, ask=("package", name), package=package or name, add=add)
 
 
+# What adds a distribution where that is not its bare name for pip.
+_HOW_TO_ADD = {"onnxruntime-gpu": gpu_runtime_command, "tensorrt": tensorrt_command}
+
+
+def _runtimes() -> list[Probe]:
+    """Make the probes of all runtimes; what several need is looked for once, where the last names it."""
+    lines = {line.name: line for backend in reversed(backends()) for line in reversed(backend.doctor_lines())}
+    return [
+        Probe(
+            line.name,
+            line.title,
+            "engines",
+            line.serves,
+            line.ask,
+            package=line.distribution,
+            add=_HOW_TO_ADD[line.add]() if line.add else "",
+        )
+        for line in reversed(lines.values())
+    ]
+
+
 PROBES: tuple[Probe, ...] = (
     Probe("python", "Python", "system", "everything", look=_python),
     Probe("machine", "System", "system", "everything", look=_machine),
     Probe("memory", "Memory and disk", "system", "everything", look=_memory),
-    _package("torch", "PyTorch", "python", "reading checkpoints, exporting"),
+    Probe(
+        "torch", "PyTorch", "python", "reading checkpoints, exporting", ("package", "torch", "cuda"), package="torch"
+    ),
     _package("onnx", "onnx", "python", "reading and checking ONNX files"),
     _package("onnxscript", "onnxscript", "python", "exporting"),
     _package("onnx_ir", "onnx-ir", "python", "exporting", "onnx-ir"),
@@ -172,14 +196,7 @@ PROBES: tuple[Probe, ...] = (
     _package("safetensors", "safetensors", "python", "reading .safetensors"),
     _package("yaml", "PyYAML", "python", "reading YAML configurations", "pyyaml"),
     _package("jinja2", "Jinja2", "python", "reports as HTML pages"),
-    _package("onnxruntime", "onnxruntime", "engines", "running ONNX files"),
-    _provider("cpu", "the CPU", CPU, "running ONNX files", package="onnxruntime"),
-    _provider("cuda", "the GPU", CUDA, "--provider cuda", add=gpu_runtime_command()),
-    _provider("tensorrt-provider", "TensorRT", TENSORRT, "--provider tensorrt", add=gpu_runtime_command()),
-    _package("openvino", "OpenVINO", "engines", "--runtime openvino"),
-    _package("tensorrt", "TensorRT", "engines", "engines for GPUs and Jetson", add=tensorrt_command()),
-    _package("tensorrt_rtx", "TensorRT-RTX", "engines", "engines for RTX cards", "tensorrt-rtx-cu13"),
-    _package("polygraphy", "Polygraphy", "engines", "building and running engines"),
+    *_runtimes(),
     Probe("driver", "CUDA driver", "gpu", "running on a GPU", ("driver",), add=driver_command()),
     _package("triton", "Triton", "plugin", "compiling the attention kernel"),
     Probe("kernel_lens", "kernel-lens", "plugin", "TensorRT's headers", look=_kernel_lens, package="kernel-lens"),

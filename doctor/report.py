@@ -43,7 +43,7 @@ def as_markdown(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> str
         lines.append(_row(sign, command, *map(markdown_text, (verdict.ability.does, ", ".join(verdict.lacks)))))
     commands = commands_to_add(verdicts)
     if commands:
-        lines += ["", "What would add it:", "", "```sh", *commands, "```"]
+        lines += ["", "To add what is missing:", "", "```sh", *commands, "```"]
     return "\n".join(lines)
 
 

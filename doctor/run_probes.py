@@ -1,4 +1,4 @@
-"""Run the probes, a few at a time; each that may crash or hang runs in a process of its own."""
+"""Run the probes, a few at a time; probes that may crash or hang run in separate processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def run_probes(probes: Sequence[Probe] = PROBES, timeout_s: float = TIMEOUT_S) -
 def _other_providers(found: Sequence[Finding], probes: Sequence[Probe]) -> list[Probe]:
     """Make probes for providers that the installed onnxruntime has and the table does not."""
     asked = {probe.ask[1] for probe in probes if probe.ask[:1] == ("provider",)} | REMOTE_PROVIDERS
-    named = [name for finding in found if finding.name == "onnxruntime" for name in finding.items]
+    listing = {probe.name for probe in probes if "providers" in probe.ask}
+    named = [name for finding in found if finding.name in listing for name in finding.items]
     return [provider_probe(name) for name in named if name not in asked]
 
 

@@ -2,7 +2,7 @@
 
 Its models lie in a folder, as those of Hugging Face do: a configuration beside weights. They take token ids and a mask
 of padding, give two outputs, and their files leave batch and length open. The reference is the untouched model itself
-in float64. A real family is a folder in `exporter/models/`, with these parts in files of their own, and a row in
+in float64. A real family is a folder in `exporter/models/`, with these parts in files of their own, and a row of
 `registry.py`; `tests/exporter/models/test_toy_family.py` takes this one through `localattn export`.
 """
 
@@ -19,17 +19,8 @@ from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
 from localattn.core.storage.reading import read_plain
 from localattn.exporter.models.arguments import Arguments, Size
-from localattn.exporter.models.family import (
-    Family,
-    FolderContents,
-    FolderForm,
-    Inputs,
-    ModelSpec,
-    ShapeRequest,
-    Sizes,
-    UpstreamClass,
-    sequence_length,
-)
+from localattn.exporter.models.family import Inputs, ModelSpec, ShapeRequest, Sizes, UpstreamClass, sequence_length
+from localattn.exporter.models.forms import FolderContents, FolderFamily, FolderRequest
 from localattn.exporter.models.parts.attention_op import windowed_attention_op
 from localattn.exporter.models.parts.float64 import Float64State
 
@@ -83,23 +74,6 @@ class ExportableTagger(Tagger):
         return windowed_attention_op(q, k, v, self.args.geometry(), q.shape[-1] ** -0.5, key_mask=kept)
 
 
-def _sizes(args: TaggerArgs, request: ShapeRequest) -> Sizes:
-    length = sequence_length(request, args.max_length)
-    return Sizes(length, request.batch, args.heads, args.width // args.heads, mask=False, attn_bias=False)
-
-
-def _inputs(args: TaggerArgs, sizes: Sizes) -> Inputs:
-    return dict.fromkeys(("input_ids", "attention_mask"), ("int64", (sizes.batch, sizes.seq_len)))
-
-
-def _reference(
-    spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor], positions: Tensor | None
-) -> tuple[Tensor, ...]:
-    untouched = state.module(lambda: Tagger(spec.args))
-    outputs: tuple[Tensor, ...] = untouched(**inputs)
-    return outputs
-
-
 def _config(folder: Path) -> dict[str, object]:
     try:
         found = json.loads(read_plain(folder / "config.json", 1 << 20))
@@ -108,31 +82,60 @@ def _config(folder: Path) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _read(folder: Path, given: Mapping[str, object]) -> FolderContents:
-    from safetensors.torch import load_file
+class ToyFamily(FolderFamily[TaggerArgs]):
+    """Taggers in a folder."""
 
-    config = _config(folder)
-    arguments = {name: config[name] for name in TaggerArgs.model_fields if name in config}
-    return FolderContents("toy.Tagger", arguments, load_file(folder / "model.safetensors"))
+    name = "toy"
+    arguments = TaggerArgs
+    classes = (UpstreamClass("toy.Tagger"),)
+    window_argument = "window"
+    tokens = ("input_ids",)
+    dynamic = ("batch", "seq")
+    folder_of = 'a toy has "model_type": "toy" in config.json'
+
+    def sizes(self, args: TaggerArgs, request: ShapeRequest) -> Sizes:
+        """Take the longest sequence, if no length is given."""
+        length = sequence_length(request, args.max_length)
+        return Sizes(length, request.batch, args.heads, args.width // args.heads, mask=False, attn_bias=False)
+
+    def inputs(self, args: TaggerArgs, sizes: Sizes) -> Inputs:
+        """Token ids and a mask of padding, each `[B, N]`."""
+        return dict.fromkeys(("input_ids", "attention_mask"), ("int64", (sizes.batch, sizes.seq_len)))
+
+    def outputs(self, args: TaggerArgs) -> tuple[str, ...]:
+        """Both that the model returns."""
+        return ("logits", "hidden")
+
+    def token_limit(self, args: TaggerArgs) -> int:
+        """Ids are below the size of the vocabulary."""
+        return args.vocab_size
+
+    def module(self, spec: ModelSpec[TaggerArgs]) -> nn.Module:
+        """What is traced."""
+        return ExportableTagger(spec.args)
+
+    def reference(
+        self, spec: ModelSpec[TaggerArgs], state: Float64State, inputs: Mapping[str, Tensor], positions: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Run the untouched model in float64."""
+        outputs: tuple[Tensor, ...] = state.module(lambda: Tagger(spec.args))(**inputs)
+        return outputs
+
+    def recognises_folder(self, folder: Path) -> bool:
+        """Look at the configuration."""
+        return _config(folder).get("model_type") == "toy"
+
+    def files(self, folder: Path) -> list[Path]:
+        """Configuration and weights."""
+        return [folder / "config.json", folder / "model.safetensors"]
+
+    def read(self, folder: Path, request: FolderRequest) -> FolderContents:
+        """Read both files; nothing in them runs."""
+        from safetensors.torch import load_file
+
+        config = _config(folder)
+        arguments = {name: config[name] for name in TaggerArgs.model_fields if name in config}
+        return FolderContents("toy.Tagger", arguments, load_file(folder / "model.safetensors"))
 
 
-TOY = Family(
-    name="toy",
-    arguments=TaggerArgs,
-    classes=(UpstreamClass("toy.Tagger"),),
-    window_argument="window",
-    sizes=_sizes,
-    inputs=_inputs,
-    outputs=lambda args: ("logits", "hidden"),
-    module=lambda spec: ExportableTagger(spec.args),
-    reference=_reference,
-    folder=FolderForm(
-        recognises=lambda folder: _config(folder).get("model_type") == "toy",
-        recognised_by='a toy has "model_type": "toy" in config.json',
-        files=lambda folder: [folder / "config.json", folder / "model.safetensors"],
-        read=_read,
-    ),
-    tokens=("input_ids",),
-    token_limit=lambda args: args.vocab_size,
-    dynamic=("batch", "seq"),
-)
+TOY = ToyFamily()

@@ -20,7 +20,7 @@ from ..runtime.parity.runner import FileRunner, StepRunner, open_runner
 from .checkpoint.config import RawConfig
 from .checkpoint.open_checkpoint import open_checkpoint
 from .checks.steps import whole_sequence
-from .models.family import ShapeRequest
+from .options import ShapeRequest
 from .source.reference_runner import ReferenceRunner
 from .source.source_model import SourceModel, signature
 from .source.step_source import StepSource

@@ -1,4 +1,4 @@
-"""Matrices in blocks of 4 or 8 bits, as onnxruntime's MatMulNBits stores them, and the same in standard operators.
+"""Rewrite matrices in blocks of 4 or 8 bits from onnxruntime's MatMulNBits to standard operators.
 
     MatMulNBits(x, levels, scales, zeros)  =  MatMul(x, DequantizeLinear(levels, scales, zeros))
 
@@ -36,7 +36,7 @@ def packed(levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def unpacked(pairs: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Undo `packed`: the first `count` numbers of the last axis."""
+    """Undo `packed`: return the first `count` numbers of the last axis."""
     import numpy as np
 
     both = np.stack((pairs & (1 << BITS) - 1, pairs >> BITS), axis=-1)

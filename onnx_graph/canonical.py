@@ -1,4 +1,4 @@
-"""Read an ONNX model into its canonical form: onnx's own parser reads it, and nothing is left that is not judged.
+"""Read an ONNX model with onnx's parser into a canonical form, in which every part is judged.
 
 Fields that onnx does not know, and graphs for training, are dropped. The domain "ai.onnx" becomes "", and each operator
 set is imported once. Tensors name external data only if their data lies there.
@@ -17,27 +17,27 @@ def canonical(content: bytes) -> Any:
     """Parse the bytes of a model into a new `onnx.ModelProto` in its canonical form.
 
     Raises:
-        ValueError: they are not those of a model.
+        ValueError: the bytes are not a model.
     """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
-        # Not `onnx.load(path)`, which takes a file named .json or .txt for another format.
+        # Not `onnx.load(path)`, which reads a file named .json or .txt as another format.
         model = onnx.load_model_from_string(content)
     except (DecodeError, ValueError) as error:
-        raise ValueError("It is cut, or is another kind of file.") from error
+        raise ValueError("It is incomplete, or is another kind of file.") from error
     if not model.HasField("graph") or not model.ir_version:
         # An empty file, and some others, parse as an empty message.
-        raise ValueError("It holds no graph.")
-    if any(isinstance(name, bytes) for name in _names(model)):  # what protobuf gives for other bytes
+        raise ValueError("It has no graph.")
+    if any(isinstance(name, bytes) for name in _names(model)):  # protobuf's error for other bytes
         raise ValueError("Its names are not in UTF-8.")
     _normalise(model)
     return model
 
 
 def _names(model: Any) -> Iterator[Any]:
-    """Yield the names that say how a model's parts belong together."""
+    """Yield the names that connect the parts of a model."""
     for body in (model.graph, *model.functions):
         if body is not model.graph:
             yield from (body.name, body.domain, body.overload, *body.input, *body.output)
@@ -86,7 +86,7 @@ def _import_once(body: Any) -> None:
     for entry in body.opset_import:
         _rename(entry)
         if versions.setdefault(entry.domain, entry.version) != entry.version:
-            raise ValueError(f"It imports the operators of {entry.domain or 'ONNX'!r} in two versions.")
+            raise ValueError(f"It imports two versions of the operators of {entry.domain or 'ONNX'!r}.")
     if len(versions) < len(body.opset_import):
         kept = list(_first(body.opset_import))
         del body.opset_import[:]

@@ -1,4 +1,4 @@
-"""Read the facts of an ONNX file, without running it and without its external data."""
+"""Describe an ONNX file, without running it and without its external data."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class OnnxFacts:
         windowed: the windowed attention nodes.
         weight_bytes: bytes of the initializers by numpy dtype name, external data included; of one that claims more
             than is there, the bytes that are there.
-        external_data: files beside the model that hold weights.
-        missing_external_data: those of them that are missing, or lie outside the model's folder.
+        external_data: files in the model's folder that hold weights.
+        missing_external_data: such files that are missing, or are outside the model's folder.
         refused: why no engine may open the file; "" for a sound one.
-        sidecar: the facts beside the model; None where there is no sidecar.
+        sidecar: the model's sidecar; None if there is none.
         sidecar_matches: whether the sidecar was written for exactly this file; None without one.
     """
 
@@ -87,13 +87,13 @@ class OnnxFacts:
 
     @property
     def weight_dtype(self) -> str | None:
-        """The floating-point type that most of the weights have, by bytes; None without weights."""
+        """The floating-point type of most of the weights, by bytes; None without weights."""
         floats = {name: size for name, size in self.weight_bytes.items() if "float" in name}
         return max(floats, key=lambda name: floats[name], default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts as JSON types."""
-        own = asdict(replace(self, sidecar=None))  # a sidecar writes itself, and comes last
+        """Return the description as JSON types."""
+        own = asdict(replace(self, sidecar=None))  # the sidecar converts itself, and comes last
         del own["sidecar"]
         return {
             **own,
@@ -104,7 +104,7 @@ class OnnxFacts:
 
 
 def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
-    """Read the facts of an ONNX file and of its sidecar.
+    """Describe an ONNX file, and read its sidecar.
 
     Raises:
         UsageError: no such file, no ONNX model in it, a node of this project whose attributes are not what its
@@ -141,7 +141,7 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
 
 
 def _is_windowed(node: Any) -> bool:
-    """Return whether a node is one of attention; AFT-local's see the whole sequence."""
+    """Return whether a node is an attention node; AFT-local nodes see the whole sequence."""
     return node.domain == DOMAIN and node.op_type not in AFT_VARIANT_BY_OP_TYPE
 
 
@@ -150,7 +150,7 @@ def _qualified(node: Any) -> str:
 
 
 def check_nodes(name: str, model: Any) -> None:
-    """Refuse a model whose nodes of this project's domains break their contract.
+    """Refuse a model with invalid nodes of this project's domains.
 
     Args:
         name: name of the file, for the error.
@@ -171,7 +171,7 @@ def check_nodes(name: str, model: Any) -> None:
             raise UsageError(
                 f"{name} has an invalid node: {_shown_name(node)}.",
                 why=error.what,
-                fix="Export the model again; localattn does not write such a node.",
+                fix="Export the model again; localattn does not write such nodes.",
             ) from error
 
 
@@ -180,7 +180,7 @@ def _shown_name(node: Any) -> str:
 
 
 def _attributes(node: Any) -> dict[str, Any]:
-    """Return a node's attributes for display; of values that are neither number nor text, the type's name."""
+    """Return a node's attributes for display; for values that are neither number nor text, the type's name."""
     import onnx
 
     kinds = onnx.AttributeProto.AttributeType
@@ -191,7 +191,7 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 
 def _value(attribute: Any) -> Any:
-    """Return a node attribute as a Python value; None for what is neither number nor text."""
+    """Return a node attribute as a Python value; None for values that are neither number nor text."""
     import onnx
 
     kinds = onnx.AttributeProto
@@ -225,7 +225,7 @@ def _spec(value: Any) -> TensorSpec:
 
 
 def _weight_bytes(file: OnnxFile, graph: Any) -> dict[str, int]:
-    """Sum the bytes of the initializers by dtype, those of external data too."""
+    """Sum the bytes of the initializers by dtype, including external data."""
     total: Counter[str] = Counter()
     for tensor in all_weights(graph):
         try:

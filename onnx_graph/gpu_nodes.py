@@ -1,4 +1,4 @@
-"""Which attention nodes of a graph the GPU's kernels compute, which not and why, and how those keep their function."""
+"""Find which attention nodes of a graph GPU kernels can compute, and let the others keep their function."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .library_errors import infer_shapes
 # onnx.TensorProto.DataType.
 _ELEMENT = {1: "fp32", 10: "fp16", 16: "bf16", 17: "fp8"}
 
-# Behind the op type of a node that no plugin may take, and behind the name of its function.
+# Suffix of the op type of a node that no plugin may compute, and of its function's name.
 _BY_FUNCTION = "ByFunction"
 
 
 @dataclass(frozen=True)
 class GpuNode:
-    """An attention node.
+    """Describe an attention node.
 
     Args:
         proto: the `onnx.NodeProto`.
@@ -45,12 +45,12 @@ class GpuNode:
 
     @property
     def name(self) -> str:
-        """Its name, or that of its output."""
+        """Its name, or if it has none its output's name."""
         return str(self.proto.name or self.proto.output[0])
 
 
 def gpu_nodes(model: Any) -> list[GpuNode]:
-    """List the attention nodes of a model's graph in order; those of a step file are `ring_nodes`."""
+    """List the attention nodes of a model's graph in order; `ring_nodes` lists those of a step file."""
     return _judged_nodes(model, {**VARIANT_BY_OP_TYPE, **GROUPED_BY_OP_TYPE})
 
 
@@ -61,7 +61,7 @@ def ring_nodes(model: Any) -> list[GpuNode]:
 
 def _judged_nodes(model: Any, op_types: Mapping[str, Any]) -> list[GpuNode]:
     named = [node for node in model.graph.node if node.domain == DOMAIN and node.op_type in op_types]
-    nodes = [node for node in named if node.input]  # another program may have written some without
+    nodes = [node for node in named if node.input]  # another program may have written nodes without names
     types = _tensor_types(model)
     if any(node.input[0] not in types for node in nodes):
         types = _tensor_types(infer_shapes(model))
@@ -69,13 +69,13 @@ def _judged_nodes(model: Any, op_types: Mapping[str, Any]) -> list[GpuNode]:
 
 
 def aft_nodes(model: Any) -> list[Any]:
-    """List the AFT-local nodes of a model's graph that name the plugin; TensorRT takes the function of others."""
+    """List the AFT-local nodes of a model's graph that name the plugin; TensorRT uses the function of others."""
     nodes = (node for node in model.graph.node if node.domain == DOMAIN and node.op_type in AFT_VARIANT_BY_OP_TYPE)
     return [node for node in nodes if any(attribute.name == "plugin_namespace" for attribute in node.attribute)]
 
 
 def keep_functions(model: Any, nodes: Iterable[Any]) -> None:
-    """Call the functions of these nodes by names that no plugin has, in place; the functions themselves stay too."""
+    """Rename the functions of these nodes to names that no plugin has, in place; the original functions stay too."""
     bodies = {body.name: body for body in model.functions if body.domain == DOMAIN}
     for node in nodes:
         body = bodies.get(node.op_type)
@@ -97,11 +97,11 @@ def _judged(node: Any, element: int, shape: list[Any]) -> GpuNode:
     if served is None:
         why = "no kernel has both sinks and a softcap"
     elif node.op_type in SERVED_BY_OP_TYPE and getattr(served, "has_xpos", False) and base < SMALLEST_XPOS_BASE:
-        why = f"the base of its xpos is {base:g}; kernels take {SMALLEST_XPOS_BASE:g} and above"
+        why = f"its xpos base is {base:g}; kernels need {SMALLEST_XPOS_BASE:g} or more"
     elif head_dim is not None and not NARROWEST_HEAD <= head_dim <= WIDEST_HEAD:
-        why = f"its heads are {head_dim} wide; kernels take {NARROWEST_HEAD} to {WIDEST_HEAD}"
+        why = f"its head size is {head_dim}; kernels support {NARROWEST_HEAD} to {WIDEST_HEAD}"
     elif element == 1 and node.op_type in RINGS_BY_OP_TYPE and (head_dim or 0) > WIDEST_FP32_RING_HEAD:
-        why = f"its heads are {head_dim} wide; fp32 kernels of steps take up to {WIDEST_FP32_RING_HEAD}"
+        why = f"its head size is {head_dim}; fp32 kernels of step nodes support up to {WIDEST_FP32_RING_HEAD}"
     return GpuNode(node, why, _ELEMENT.get(element), head_dim)
 
 

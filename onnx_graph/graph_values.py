@@ -1,4 +1,4 @@
-"""What passes need of a graph: inner graphs, element types, weights put aside, and constants that are added."""
+"""Read and change graphs for passes: inner graphs, element types, weights put aside, added constants."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from .judgement import graphs_of
 
-# Tensors from this size in bytes on are put aside while a model is copied; smaller ones may be shapes, which inference
-# reads.
+# Tensors of this size in bytes or more are put aside while a model is copied; smaller ones may be shapes, which
+# inference reads.
 _WEIGHTS_FROM = 1024
-# The version of every operator set, besides ONNX's own, whose nodes passes add.
+# The version of each operator set, other than ONNX's own, whose nodes passes add.
 _VERSION = 1
 
 
@@ -31,7 +31,7 @@ def all_graphs(graph: Any) -> Iterator[Any]:
 
 
 def reads(node: Any) -> Iterator[str]:
-    """Yield the names that a node reads, those of the graphs inside it too."""
+    """Yield the names that a node reads, including graphs inside it."""
     yield from node.input
     for graph in graphs_of(node):
         yield from (value.name for value in graph.output)
@@ -40,14 +40,14 @@ def reads(node: Any) -> Iterator[str]:
 
 
 def set_nodes(graph: Any, nodes: Iterable[Any]) -> None:
-    """Give a graph or function these nodes in place of its own, some of which may be among them."""
+    """Replace the nodes of a graph or function by these, which may include old ones."""
     whole = list(nodes)
     del graph.node[:]
     graph.node.extend(whole)
 
 
 def rename_inputs(node: Any, names: Mapping[str, str]) -> None:
-    """Make a node, and the graphs inside it, read other values: `names` leads from the old names to the new ones."""
+    """Make a node, and the graphs inside it, read other values: `names` maps old names to new ones."""
     node.input[:] = [names.get(name, name) for name in node.input]
     for graph in graphs_of(node):
         rename_reads(graph, names)
@@ -68,12 +68,12 @@ def all_weights(graph: Any) -> Iterator[Any]:
 
 
 def outside_weights(model: Any) -> list[Any]:
-    """List the initializers of a model whose data lies in another file."""
+    """List the initializers of a model whose data is in another file."""
     return [tensor for tensor in all_weights(model.graph) if tensor.data_location == tensor.EXTERNAL]
 
 
 def external_files(model: Any) -> list[str]:
-    """List the files in which weights of a model lie, by the names that it has for them."""
+    """List the files with a model's weights, by their names in the model."""
     return sorted({x.value for tensor in outside_weights(model) for x in tensor.external_data if x.key == "location"})
 
 
@@ -97,13 +97,13 @@ def element_types(model: Any) -> set[str]:
 
 
 def add_constant(graph: Any, name: str, array: Any, dtype: Any = None) -> Any:
-    """Add an initializer to an `onnx_ir.Graph` and return its value; the one of this name if it is there already.
+    """Add an initializer to an `onnx_ir.Graph` and return its value; return an existing one of this name.
 
     Args:
         graph: changed in place.
         name: of the initializer.
         array: its numbers.
-        dtype: its `onnx_ir.DataType`; None for that of the array.
+        dtype: its `onnx_ir.DataType`; None: the array's type.
     """
     import onnx_ir as ir
 
@@ -139,7 +139,7 @@ def node_like(
 def replace_node(
     node: Any, op_type: str, inputs: Sequence[Any], *, domain: str = "", name: str | None = None, **attributes: Any
 ) -> None:
-    """Put another node in the place of an `onnx_ir.Node` in its graph.
+    """Replace an `onnx_ir.Node` in its graph by another node.
 
     It gets the metadata of the old one, and its result the name, shape and type of the old one's. The graph then
     imports the operator set of its domain.
@@ -156,13 +156,13 @@ def replace_node(
 
     properties = dict(node.metadata_props)
     made = ir.node(op_type, inputs, attributes, domain=domain, name=name, metadata_props=properties)
-    if domain:  # the standard one is there, in the version of the model
+    if domain:  # the standard operator set is imported, in the model's version
         node.graph.opset_imports.setdefault(domain, _VERSION)
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
 
 
 def take_weights(model: Any) -> dict[str, bytes]:
-    """Take the data of large tensors out of a model, name → bytes, so that copying it is cheap."""
+    """Remove the data of large tensors from a model, name → bytes, so that copying it is cheap."""
     weights = {}
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) >= _WEIGHTS_FROM:

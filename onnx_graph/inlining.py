@@ -1,11 +1,11 @@
-"""Pass: replace calls of ONNX functions by their nodes, for a provider that takes no functions.
+"""Pass: replace calls of ONNX functions by their nodes, for a provider that does not support functions.
 
 onnxruntime shows a graph to its providers before it inlines functions. Its TensorRT provider makes a model of that
 graph to ask TensorRT which nodes it takes, and leaves the functions out of it: such a model is not valid, and the
 session ends there with "is not a registered function/op" (onnxruntime 1.31.1, `GetSupportedList`). Weights in other
 files come into the copy, for TensorRT's parser does not know the file's place and would not find them.
 
-Every pass is a function `apply(model)`: it returns the model itself where there is nothing to do, else another one; the
+Every pass is a function `apply(model)`: it returns the model itself if there is nothing to do, else another one; the
 given model must not be used afterwards.
 """
 
@@ -24,7 +24,7 @@ def no_calls(domain: str, op_type: str) -> bool:
 
 
 def apply(model: Any, keep: Callable[[str, str], bool] = no_calls) -> Any:
-    """Return the model without functions, its weights kept.
+    """Return the model without functions; keep its weights.
 
     Args:
         model: the model.

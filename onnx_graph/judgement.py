@@ -18,15 +18,15 @@ from typing import Any
 MOST_NODES = 1 << 20
 # Bytes that nodes of functions may take after inlining, beyond those of the file.
 MOST_ADDED_BYTES = 1 << 28
-# onnxruntime takes half a microsecond for a node that does next to nothing: half an hour in all.
+# onnxruntime needs half a microsecond even for a trivial node: half an hour in all.
 MOST_RUNS = 1 << 32
 # Graphs inside graphs, functions inlined. Protobuf itself reads no more than 32 in one file.
 DEEPEST_GRAPHS = 32
-# Functions that call functions; engines and tools call themselves for each. onnxruntime 1.32 takes 100.
+# Depth of functions that call functions, for which engines and tools recurse. onnxruntime 1.32 supports 100.
 DEEPEST_CALLS = 101  # the call from the graph included
 # Dimensions of a tensor.
 MOST_SIZES = 64
-# Bytes of all sparse tensors of a file, laid out with their zeros.
+# Bytes of all sparse tensors of a file, in dense form.
 MOST_DENSE_BYTES = 1 << 31
 
 LOOP, SCAN = "Loop", "Scan"
@@ -35,9 +35,9 @@ _LONGEST_CHAIN = 1000
 _FIX = "Export the model again; this file was not made by an exporter."
 _LOOP_FIX = "Give the Loop a count or a condition that ends it, or export the model again."
 _COPY_FIX = "Copy the file again, or export the model again."
-_DATA_FIX = "Keep the external data file beside the model, under its original name."
+_DATA_FIX = "Keep the external data file in the model's folder, under its original name."
 
-# Bits of an element, by the numbers of onnx.TensorProto.DataType. Text has none.
+# Bits of an element, by the numbers of onnx.TensorProto.DataType; text is missing.
 _BITS = {
     **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),
     **dict.fromkeys((4, 5, 10, 16), 16),
@@ -60,7 +60,7 @@ _LISTS = {6: "floats", 7: "ints", 8: "strings", 9: "tensors", 10: "graphs", 12: 
 
 # Domain, name and overload of a function.
 Key = tuple[str, str, str]
-# Returns the size in bytes of a file of external data, by the location in the model; None where there is none.
+# Returns the size in bytes of a file of external data, by the location in the model; None if there is no file.
 Sizes = Callable[[str], "int | None"]
 
 
@@ -79,14 +79,14 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class Growth:
-    """What becomes of a graph, or of one call of a function, once every function is inlined.
+    """Measure a graph, or one call of a function, after every function is inlined.
 
     Args:
-        nodes: its nodes, those of graphs inside it too.
+        nodes: its nodes, including graphs inside it.
         size: their bytes.
-        depth: how many graphs lie inside each other.
+        depth: how deeply graphs are nested.
         calls: how many functions call each other.
-        doubled: its nodes, each counted twice for every graph that it lies in.
+        doubled: its nodes, each counted twice for every graph around it.
     """
 
     nodes: int
@@ -97,7 +97,7 @@ class Growth:
 
 
 def judge(model: Any, size: int, sizes: Sizes) -> Growth:
-    """Judge a model, and return what becomes of its graph.
+    """Judge a model, and return the size of its graph after inlining.
 
     Args:
         model: the model.
@@ -112,16 +112,16 @@ def judge(model: Any, size: int, sizes: Sizes) -> Growth:
     for body in (model.graph, *functions.values()):
         free = _free_names(body)
         if free:
-            raise Refused(f"It reads the value {_shown(min(free))}, which nothing makes.")
+            raise Refused(f"It reads the value {_shown(min(free))}, which no node computes.")
     _check_tensors(model, sizes)
     _check_loops(model, functions)
     return grown
 
 
 def lies_inside(location: str) -> bool:
-    """Check that a place of external data is in its model's folder or below it; ONNX allows no other.
+    """Check that external data is in the model's folder or below it; ONNX allows no other place.
 
-    "*" is no name of a file either: onnxruntime marks addresses in memory by such locations.
+    "*" is not a file name either: onnxruntime marks addresses in memory by such locations.
     """
     parts = (*PurePosixPath(location).parts, *PureWindowsPath(location).parts)
     whole = not PurePosixPath(location).is_absolute() and not PureWindowsPath(location).anchor
@@ -150,7 +150,7 @@ def _by_name(key: Key) -> Key:
     return (*key[:2], "")
 
 
-# Functions: which there are, which calls which, and how large everything becomes.
+# Functions: which calls which, and how large everything becomes.
 
 
 def functions_of(model: Any) -> dict[Key, Any]:
@@ -163,14 +163,14 @@ def functions_of(model: Any) -> dict[Key, Any]:
     for body in model.functions:
         key = (domain_of(body), body.name, body.overload)
         if key in found:
-            raise Refused(f"It has two functions {_shown('::'.join(part for part in key if part))}.")
+            raise Refused(f"It defines twice the function {_shown('::'.join(part for part in key if part))}.")
         found[key] = body
     return found
 
 
 @dataclass
 class _Own:
-    """What a graph or function has itself, before its calls are replaced."""
+    """Measure a graph or function before its calls are replaced."""
 
     nodes: int = 0
     size: int = 0
@@ -178,7 +178,7 @@ class _Own:
     doubled: int = 0
     calls: Counter[Key] = field(default_factory=Counter)
     doubled_calls: Counter[Key] = field(default_factory=Counter)
-    # How deep the deepest call of each function lies.
+    # Depth of the deepest call of each function.
     called_at: dict[Key, int] = field(default_factory=dict)
 
     def add(self, graph: Any, functions: Mapping[Key, Any], depth: int) -> None:
@@ -209,22 +209,22 @@ class _Own:
             held |= {kind for kind, values in _LISTS.items() if len(getattr(attribute, values))}
             if len(held) > 1 or (held and attribute.type not in (0, *held)):
                 raise Refused(
-                    f"The attribute {_shown(attribute.name)} of a node {_shown(node.op_type)} holds another type than "
-                    "it says."
+                    f"The attribute {_shown(attribute.name)} of a node {_shown(node.op_type)} has a value of another "
+                    "type than it states."
                 )
 
 
 def growth(model: Any, functions: Mapping[Key, Any], size: int, *, overloads: bool = True) -> Growth:
-    """Return what becomes of a model's graph; functions that nothing calls must be sound too.
+    """Return the size of a model's graph after inlining; functions without callers must be valid too.
 
     Args:
         model: the model.
         functions: its functions.
         size: bytes of its file.
-        overloads: whether calls are told apart by overload; some engines do not.
+        overloads: whether overloads distinguish functions; some engines ignore them.
 
     Raises:
-        Refused: functions call each other in a circle, too often or too deep, or graphs lie too deep in each other.
+        Refused: functions call each other in a circle, too often or too deep, or graphs are nested too deeply.
     """
     own: dict[Key, _Own] = {}
     for key, body in functions.items():
@@ -244,7 +244,7 @@ def growth(model: Any, functions: Mapping[Key, Any], size: int, *, overloads: bo
 
 
 def _calls(entry: _Own, functions: Mapping[Key, Any], overloads: bool) -> set[Key]:
-    """Return the functions that one may call: where overloads are not told apart, all of the same name."""
+    """Return the functions that a call may mean: if overloads are ignored, all of the same name."""
     if overloads:
         return set(entry.calls)
     names = {_by_name(key) for key in entry.calls}
@@ -252,7 +252,7 @@ def _calls(entry: _Own, functions: Mapping[Key, Any], overloads: bool) -> set[Ke
 
 
 def _callees_first(calls: Mapping[Key, set[Key]]) -> Iterator[Key]:
-    """Yield functions after those that they call.
+    """Yield each function after the functions that it calls.
 
     Raises:
         Refused: some call each other in a circle.
@@ -274,7 +274,7 @@ def _callees_first(calls: Mapping[Key, set[Key]]) -> Iterator[Key]:
                 ready.append(caller)
     if done < len(calls):
         stuck = min(key[1] for key, count in waiting.items() if count)
-        raise Refused(f"Its functions call each other in a circle, {_shown(stuck)} among them.")
+        raise Refused(f"Its functions call each other in a circle, for example {_shown(stuck)}.")
 
 
 def _grown(entry: _Own, grown: Mapping[Key, Growth]) -> Growth:
@@ -294,16 +294,16 @@ def _check_growth(found: Growth, size: int) -> None:
     if found.size > 2 * size + MOST_ADDED_BYTES:
         raise Refused(f"Its functions call each other so often that it would become {found.size} bytes.")
     if found.depth > DEEPEST_GRAPHS:
-        raise Refused(f"Its graphs lie {found.depth} deep in each other, more than {DEEPEST_GRAPHS}.")
+        raise Refused(f"Its graphs are nested {found.depth} deep; the limit is {DEEPEST_GRAPHS}.")
     if found.calls > DEEPEST_CALLS:
-        raise Refused(f"Its functions call each other {found.calls} deep, more than {DEEPEST_CALLS}.")
+        raise Refused(f"Its functions call each other {found.calls} deep; the limit is {DEEPEST_CALLS}.")
 
 
-# Names: every value is made once, and before it is read.
+# Names: every value is computed once, and before it is read.
 
 
 def _free_names(graph: Any) -> set[str]:
-    """Return the names that a graph or function reads and does not make.
+    """Return the names that a graph or function reads but does not compute.
 
     Raises:
         Refused: it makes one twice, or nodes need each other's results.
@@ -317,7 +317,7 @@ def _free_names(graph: Any) -> set[str]:
     twice = [name for names in (given, weights, made, results) for name, count in names.items() if count > 1]
     twice += [name for name in made if name in given or name in weights]
     if twice:
-        raise Refused(f"It has the value {_shown(min(twice))} twice.")
+        raise Refused(f"Two nodes compute the value {_shown(min(twice))}.")
     reads = [_reads(node) for node in graph.node]
     _check_order([{maker[name] for name in names if name in maker} for names in reads])
     known = given.keys() | weights.keys() | made.keys()
@@ -334,7 +334,7 @@ def _reads(node: Any) -> set[str]:
 
 
 def _check_order(needs: list[set[int]]) -> None:
-    """Refuse nodes that need each other's results; engines sort all others."""
+    """Refuse nodes that need each other's results; engines sort nodes in any other order."""
     if all(max(of, default=-1) < index for index, of in enumerate(needs)):
         return
     waiting = [len(of) for of in needs]
@@ -354,7 +354,7 @@ def _check_order(needs: list[set[int]]) -> None:
         raise Refused("Some of its nodes need each other's results.")
 
 
-# Tensors: what they claim is there.
+# Tensors: they contain what they state.
 
 
 def tensors_of(model: Any) -> Iterator[Any]:
@@ -421,23 +421,23 @@ def _check_sizes(name: str, dims: Any) -> None:
 
 
 def claimed_bytes(tensor: Any) -> int | None:
-    """Return how many bytes a tensor's type and sizes claim; None for text."""
+    """Return how many bytes a tensor's type and sizes need; None for text."""
     return None if tensor.data_type == _TEXT else -(-prod(tensor.dims) * _BITS[tensor.data_type] // 8)
 
 
 def check_tensor(tensor: Any, sizes: Sizes) -> None:
-    """Refuse a tensor that does not hold what its type and sizes claim.
+    """Refuse a tensor whose data does not fit its type and sizes.
 
     Args:
         tensor: the tensor.
         sizes: of external data.
 
     Raises:
-        Refused: it is such a tensor, or its data lies outside the model's folder.
+        Refused: the data does not fit, or it is outside the model's folder.
     """
     name, kind = f"The tensor {_shown(tensor.name)}", tensor.data_type
     if kind != _TEXT and kind not in _BITS:
-        raise Refused(f"{name} has elements of type {kind}, which ONNX has not.")
+        raise Refused(f"{name} has elements of type {kind}, which ONNX does not define.")
     _check_sizes(name, tensor.dims)
     count, external = prod(tensor.dims), tensor.data_location == _EXTERNAL
     typed = {values for values in _ALL_TYPED if len(getattr(tensor, values))}
@@ -452,9 +452,9 @@ def check_tensor(tensor: Any, sizes: Sizes) -> None:
         values = typed.pop()
         found = len(getattr(tensor, values))
         if values != _TYPED.get(kind, "int32_data") or found not in _entries(kind, count):
-            raise Refused(f"{shape}, and holds {found} numbers.", _COPY_FIX)
+            raise Refused(f"{shape}, but holds {found} numbers.", _COPY_FIX)
     elif (kind == _TEXT or len(tensor.raw_data) not in _raw_sizes(kind, count)) and (count or len(tensor.raw_data)):
-        raise Refused(f"{shape}, and holds {len(tensor.raw_data)} bytes.", _COPY_FIX)
+        raise Refused(f"{shape}, but holds {len(tensor.raw_data)} bytes.", _COPY_FIX)
 
 
 def _entries(kind: int, count: int) -> set[int]:
@@ -473,34 +473,36 @@ def _check_external(tensor: Any, shape: str, sizes: Sizes) -> None:
     found: dict[str, str] = {}
     for entry in tensor.external_data:
         if entry.key in found:
-            raise Refused(f"The tensor {_shown(tensor.name)} says its {_shown(entry.key)} twice.")
+            raise Refused(f"The tensor {_shown(tensor.name)} states its {_shown(entry.key)} twice.")
         found[entry.key] = entry.value
     location = found.get("location", "")
     if not lies_inside(location):
-        raise Refused(f"It takes weights from {_shown(location)}, which is no file of its folder.", _DATA_FIX)
+        raise Refused(f"It takes weights from {_shown(location)}, which is not a file in its folder.", _DATA_FIX)
     for key in ("offset", "length"):  # an entry without a value is none that all libraries read alike
         text = found.get(key, "0")
         if not (text.isascii() and text.isdigit() and len(text) < 20):
-            raise Refused(f"The tensor {_shown(tensor.name)} says no number where its data lies.")
+            raise Refused(
+                f"The tensor {_shown(tensor.name)} has an offset or a length of its data that is not a number."
+            )
     offset, length = int(found.get("offset", "0")), int(found.get("length", "0"))
     needed = _raw_sizes(tensor.data_type, prod(tensor.dims))
     if "length" in found and length not in needed:
-        raise Refused(f"{shape}, and its external data has {length} bytes.", _COPY_FIX)
+        raise Refused(f"{shape}, but its external data has {length} bytes.", _COPY_FIX)
     there = sizes(location)
     if there is not None and offset + min(needed) > there:
         raise Refused(
-            f"{shape}, and {_shown(location)} has only {max(0, there - offset)} bytes for it.",
-            "The external data file is cut: copy it again, or export the model again.",
+            f"{shape}, but {_shown(location)} has only {max(0, there - offset)} bytes for it.",
+            "The external data file is incomplete: copy it again, or export the model again.",
         )
 
 
 def locations_of(model: Any) -> frozenset[str]:
-    """Return the places of a model's external data, as the file says them."""
+    """Return the locations of a model's external data, as stated in the file."""
     tensors: Iterable[Any] = (tensor for tensor in tensors_of(model) if tensor.data_location == _EXTERNAL)
     return frozenset(entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location")
 
 
-# Loops: none without end, as far as the file's constants tell. A Loop has an input for the most rounds, and its
+# Loops: none is endless, as far as the file's constants show. A Loop has an input for the most rounds, and its
 # subgraph says after each round whether to continue. Where neither depends on inputs of the model or computed values,
 # the rounds are known before anything runs (ONNX, operator Loop). A Scan takes as many rounds as its inputs are long.
 
@@ -514,7 +516,7 @@ def _check_loops(model: Any, functions: Mapping[Key, Any]) -> None:
 
 
 class _Scope:
-    """The names of a graph, or of a function, and what is constant among them.
+    """Map the names of a graph or function to the constants among them.
 
     Args:
         graph: the graph or function.
@@ -541,13 +543,13 @@ class _Scope:
         self._fed = {_name(entry): entry for entry in graph.input}
 
     def attribute(self, attribute: Any) -> int | bool | None:
-        """Return the number of an attribute, also of one that the caller of the function gives; None for others."""
+        """Return the number of an attribute, which the caller of the function may have set; None for others."""
         if attribute.ref_attr_name:
             return self._attributes.get(attribute.ref_attr_name)
         return _number(attribute)
 
     def value(self, name: str) -> int | bool | None:
-        """Return the number or flag that a name has at every run; None where that is not known."""
+        """Return the number or flag that a name has in every run; None if unknown."""
         return self._value(name, [_LONGEST_CHAIN])
 
     def _value(self, name: str, left: list[int]) -> int | bool | None:
@@ -575,7 +577,7 @@ class _Scope:
         return None
 
     def length(self, name: str, axis: int) -> int:
-        """Return how long a value is along an axis, as far as its declaration tells; 1 where it does not."""
+        """Return the length of a value along an axis by its declaration; 1 if unknown."""
         scope: _Scope | None = self
         while scope is not None:
             if name in scope._tensors:
@@ -598,7 +600,7 @@ def _size(sizes: list[int], axis: int) -> int:
     return sizes[axis] if -len(sizes) <= axis < len(sizes) else 1
 
 
-# Operators whose result is their first input, where that is one number.
+# Operators that return their first input, if that is one number.
 _PASSED_ON = frozenset(("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Flatten"))
 _COMPUTED: dict[str, Callable[[list[Any]], int | bool | None]] = {
     "Add": lambda x: sum(x),
@@ -634,7 +636,7 @@ class _Runs:
 
     def __init__(self, functions: Mapping[Key, Any]) -> None:
         self._functions = functions
-        # By function, and by what its caller makes known: values of inputs, numbers of attributes.
+        # By function, and by the constants of its caller: values of inputs, numbers of attributes.
         self._known: dict[tuple[object, ...], int] = {}
         self.worst = ""
         self._most = 0
@@ -657,7 +659,7 @@ class _Runs:
     def _of_call(self, key: Key, node: Any, scope: _Scope) -> int:
         body = self._functions[key]
         names = [_name(entry) for entry in body.input]
-        # An input that is left out reads as no value, not as one of an outer graph.
+        # An omitted input has no value, not one of an outer graph.
         inputs = {
             name: scope.value(given) if given else None
             for name, given in zip(names, [*node.input, *[""] * len(names)], strict=False)
@@ -672,7 +674,7 @@ class _Runs:
 
     def _of_loop(self, node: Any, body: Any, scope: _Scope) -> int:
         count, goes_on = (*node.input, "", "")[:2]
-        # The subgraph gets the flag of the first round; if it then continues again, it always does.
+        # The subgraph gets the flag of the first round; if it then continues once more, it always continues.
         first = scope.value(goes_on) if goes_on else True
         fed = {body.input[1].name: first} if len(body.input) > 1 else {}
         inside = _Scope(body, scope, fed)
@@ -698,7 +700,7 @@ class _Runs:
 
 
 def _number(attribute: Any) -> int | bool | None:
-    """Return the number or flag of an attribute: of an integer, of one integer in a list or a tensor; else None."""
+    """Return the number or flag of an attribute: an integer, or a list or tensor of one integer; else None."""
     if attribute.HasField("t"):
         return _scalar(attribute.t)
     if len(attribute.ints) == 1:
@@ -707,7 +709,7 @@ def _number(attribute: Any) -> int | bool | None:
 
 
 def _scalar(tensor: Any) -> int | bool | None:
-    """Return the value of a tensor of one integer or flag that lies in the file."""
+    """Return the value of a tensor of one integer or flag that is in the file."""
     kind = tensor.data_type
     if kind not in (_INT64, _INT32, _FLAG) or prod(tensor.dims) != 1 or tensor.data_location == _EXTERNAL:
         return None

@@ -1,4 +1,4 @@
-"""Turn errors of libraries that read a stranger's model into one error of this package.
+"""Turn errors of libraries that read an untrusted model into one error of this package.
 
 onnx, onnx_ir, onnxscript, OpenVINO and TensorRT's parser raise whatever they meet: errors of their own, `ValueError`,
 `TypeError`, Rust's panics, which are no `Exception`. All of them say that the file is not one that they can read.
@@ -28,7 +28,7 @@ def refused_as(
     *,
     of: type[LocalAttnError] = UsageError,
 ) -> Iterator[None]:
-    """Raise an error of this package for whatever a library raises inside.
+    """Raise an error of this package for any error of a library in the block.
 
     Args:
         what: what happened, a sentence.
@@ -67,16 +67,17 @@ def infer_shapes(model: Any, **options: Any) -> Any:
 
 
 def out_of_memory(what: str) -> MissingDependency:
-    """Return the error for a model that this machine has too little memory for."""
+    """Return the error for a model that does not fit in this machine's memory."""
     return MissingDependency(
         what,
         why="There is not enough memory.",
-        fix="Close other programs, or use a machine with more memory; a broken file may also claim more than it holds.",
+        fix="Close other programs, or use a machine with more memory; a broken file may also claim more memory than "
+        "it needs.",
     )
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, in one line of limited length, with its kind where it says nothing."""
+    """Return an error's text in one line of limited length, or its class if it has no text."""
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     text = next((line for line in lines if line), "") or type(error).__name__
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -1,4 +1,4 @@
-"""Read an ONNX file once, judge it, and give engines what was judged.
+"""Read an ONNX file once, judge it, and give engines exactly the judged bytes.
 
 onnx's parser reads the file into a canonical form (`canonical.py`), which is judged (`judgement.py`) and serialised
 again: these bytes go to every engine. Weights of a large file are not in them. They stay where they are, as external
@@ -17,28 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import CheckFailed, UsageError
-from ..core.storage.mistaken import START as MISTAKEN_START
-from ..core.storage.mistaken import refuse_mistaken
 from ..core.storage.publishing import check_unchanged
 from ..core.storage.reading import check_plain, open_plain
+from ..core.storage.wrong_file import START as FIRST_BYTES
+from ..core.storage.wrong_file import refuse_wrong_file
 from . import judgement
 from .canonical import canonical
 from .graph_values import all_nodes
 from .judgement import Growth, Refused, lies_inside
 from .wire_model import without_weights
 
-# Larger files stay on the disk: they are hashed in blocks, and engines read their weights there.
+# Larger files are not loaded: they are hashed in blocks, and engines read their weights from the disk.
 IN_MEMORY = 16 << 20
-# Bytes from which on a tensor of a larger file stays there. Smaller ones may be shapes, which engines look into.
+# Tensors of this size in bytes or more stay in such a file. Smaller ones may be shapes, which engines need.
 LARGE_TENSOR = 1 << 14
 _BLOCK = 1 << 20
 # Advice for a link that is not followed.
-_COPY = "Put a copy in the place of the link."
-# A protobuf message has no more bytes than this.
+_COPY = "Replace the link by a copy of the file."
+# The size limit of a protobuf message in bytes.
 _LARGEST = 1 << 31
-# That, with room for functions.
+# The limit, less room for functions.
 _MOST_BYTES = (1 << 31) - (1 << 20)
-TOO_LARGE = "Its weights are more than 2 GB, which no ONNX model in memory holds."
+TOO_LARGE = "Its weights are larger than 2 GB, the limit of an ONNX model in memory."
 _log = logging.getLogger(__name__)
 
 # Device, inode, size, and the times of the last changes of content and of anything else, in nanoseconds.
@@ -46,11 +46,11 @@ _State = tuple[int, int, int, int, int]
 
 
 class NotAModel(UsageError):
-    """The file was read, but holds no ONNX model."""
+    """The file was read, but is not an ONNX model."""
 
 
 class OnnxFile:
-    """An ONNX model and where it lies; made by `read` or `of_bytes`.
+    """Hold an ONNX model and its path; made by `read` or `of_bytes`.
 
     A model of up to `IN_MEMORY` bytes is in memory. The weights of larger models and external data stay on the disk:
     `check_same` refuses them if they were changed since they were checked.
@@ -75,7 +75,7 @@ class OnnxFile:
         """Read a file; an `OnnxFile` is returned as it is.
 
         Raises:
-            UsageError: there is no such file, or it cannot be read: it is no plain file, or larger than any model.
+            UsageError: there is no such file, or it cannot be read: it is not a regular file, or larger than any model.
         """
         if isinstance(path, OnnxFile):
             return path
@@ -85,16 +85,18 @@ class OnnxFile:
                 size = os.fstat(stream.fileno()).st_size
                 _log.debug("reading %s, %d bytes", path, size)
                 if size > _LARGEST:
-                    raise _no_model(str(path), "It is larger than 2 GiB, the most that an ONNX file holds.")
+                    raise _no_model(str(path), "It is larger than 2 GiB, the limit of an ONNX file.")
                 if size > IN_MEMORY:
                     return cls(path, None, size, os.dup(stream.fileno()))
                 content = stream.read(IN_MEMORY + 1)
-                refuse_mistaken(path, content[:MISTAKEN_START])
-        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+                refuse_wrong_file(path, content[:FIRST_BYTES])
+        except (OSError, ValueError) as error:  # ValueError: an invalid file name
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(f"Cannot read {path}.", why=why) from error
         if len(content) > IN_MEMORY:
-            raise UsageError(f"Cannot read {path}.", why="It grew meanwhile.", fix="Try again when it is complete.")
+            raise UsageError(
+                f"Cannot read {path}.", why="It grew while it was read.", fix="Try again when it is complete."
+            )
         return cls(path, content, len(content))
 
     @classmethod
@@ -103,7 +105,7 @@ class OnnxFile:
         return cls(None, content, len(content))
 
     def rewritten(self, model: Any) -> OnnxFile:
-        """Return a rewrite of this file, made of `parse()`, in its place: it refers to the same external data."""
+        """Return a rewrite of this file, made from `parse()`, which refers to the same external data."""
         content = model.SerializeToString()
         found = OnnxFile(self.path, content, len(content))
         found._states = self._states
@@ -114,17 +116,17 @@ class OnnxFile:
 
     @property
     def original(self) -> bytes | None:
-        """The bytes that were read; None of a file that is too large for memory."""
+        """The bytes that were read; None for a file that is too large for memory."""
         return self._data
 
     @property
     def content(self) -> bytes:
-        """The bytes that an engine opens: the canonical form, whose external data lies in `folder`."""
+        """The bytes that an engine opens: the canonical form, whose external data is in `folder`."""
         return bytes(self.for_engines().SerializeToString())
 
     @cached_property
     def folder(self) -> Path | None:
-        """The folder in which an engine finds external data: the real one, where names in the path are links."""
+        """The folder in which an engine finds external data, with links in its path resolved."""
         return self._places[0]
 
     @cached_property
@@ -165,14 +167,14 @@ class OnnxFile:
         with mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) as mapped:
             try:
                 self.path.name.encode()
-            except UnicodeEncodeError:  # a model cannot say this name
+            except UnicodeEncodeError:  # a model cannot contain this name
                 return mapped[:]
             if not lies_inside(self.path.name):
                 return mapped[:]
             try:
                 return without_weights(mapped, self.path.name, LARGE_TENSOR)
             except ValueError as error:
-                raise ValueError("It is cut, or is another kind of file.") from error
+                raise ValueError("It is incomplete, or is another kind of file.") from error
 
     @cached_property
     def operators(self) -> frozenset[tuple[str, str]]:
@@ -182,13 +184,13 @@ class OnnxFile:
 
     @cached_property
     def locations(self) -> frozenset[str]:
-        """Where external data lies, as the file says it."""
+        """The locations of external data, as stated in the file."""
         own = frozenset() if self._descriptor < 0 or self.path is None else frozenset((self.path.name,))
         return judgement.locations_of(self.model) - own
 
     @cached_property
     def _states(self) -> dict[Path, _State | None]:
-        """State of the files on the disk: of the model when it was read, of its data at the first use of this."""
+        """The state of the files on the disk: of the model when it was read, of its data at the first use of this."""
         if self.path is None:
             return {}
         outside = {self.path.parent / location for location in self.locations if lies_inside(location)}
@@ -217,7 +219,7 @@ class OnnxFile:
             if not (path.is_relative_to(given) or path.is_relative_to(target)):
                 raise UsageError(
                     f"{self.name} cannot be loaded.",
-                    why=f"Its data {name[:100]!r} is a link to {path}, out of its folder.",
+                    why=f"Its data {name[:100]!r} is a link to {path}, outside its folder.",
                     fix=_COPY,
                 )
         folder = given
@@ -226,7 +228,7 @@ class OnnxFile:
         return folder, {name: path.relative_to(folder).as_posix() for name, path in real.items()}
 
     def parse_without_weights(self) -> Any:
-        """Return a new `onnx.ModelProto` as `parse`, but large weights of a large file stay there.
+        """Return a new `onnx.ModelProto` like `parse`, but leave large weights of a large file in the file.
 
         Small external data is brought into it: the shape inference of onnx and onnxruntime reads no other file.
 
@@ -259,7 +261,7 @@ class OnnxFile:
         return bytes(model.SerializeToString()) if left < before else None
 
     def for_engines(self) -> Any:
-        """Return a new `onnx.ModelProto` as engines get it: as `parse_without_weights`, links followed.
+        """Return a new `onnx.ModelProto` for engines: like `parse_without_weights`, with links resolved.
 
         Raises:
             UsageError: no ONNX model, or its external data leads out of its folder or is missing.
@@ -270,7 +272,7 @@ class OnnxFile:
             raise UsageError(
                 f"{self.name} is not complete.",
                 why=f"Its external data {', '.join(missing)[:200]} is missing.",
-                fix="Copy the file that holds the weights beside it, under its name.",
+                fix="Copy the data file into the model's folder, under its original name.",
             )
         model = self.parse_without_weights()
         for tensor in judgement.tensors_of(model) if folder is not None else ():
@@ -305,7 +307,7 @@ class OnnxFile:
         )
 
     def read_weights(self, model: Any) -> Any:
-        """Bring all external data into a model that `parse` gave, in place, and return it.
+        """Load all external data into a model from `parse`, in place, and return it.
 
         Raises:
             UsageError: the data cannot be read.
@@ -337,7 +339,7 @@ class OnnxFile:
                 stream.seek(offset)
                 data = stream.read(length)
         if len(data) < length:
-            raise OSError(f"{said['location']} is cut")
+            raise OSError(f"{said['location']} is incomplete")
         return data
 
     def _bring(self, tensor: Any) -> None:
@@ -364,7 +366,7 @@ class OnnxFile:
         return model
 
     def check_unchanged(self) -> None:
-        """Refuse a file that is not the one that the sidecar beside it was written for.
+        """Refuse a file that its sidecar was not written for.
 
         Raises:
             CheckFailed: the SHA-256 of the file or of its external data differs.
@@ -375,7 +377,7 @@ class OnnxFile:
 
     @cached_property
     def growth(self) -> Growth:
-        """What becomes of the graph once its functions are inlined; the model is judged by this.
+        """The size of the graph after its functions are inlined; the model is judged by this.
 
         Raises:
             UsageError: no engine may see it, as `judgement` says.
@@ -386,7 +388,7 @@ class OnnxFile:
             raise UsageError(f"{self.name} cannot be loaded.", why=error.why, fix=error.fix) from error
 
     def data_size(self, location: str) -> int | None:
-        """Return how many bytes the file of external data has that the model calls so; None where there is none."""
+        """Return the size in bytes of a file of external data, by its location in the model; None if there is none."""
         state = None
         if self.path is not None:
             path = self.path.parent / location
@@ -401,7 +403,7 @@ class OnnxFile:
         that are there would take all memory.
 
         Raises:
-            UsageError: it is such a file, no ONNX model, or its external data is no plain file.
+            UsageError: it is such a file, no ONNX model, or its external data is not a regular file.
         """
         _ = self._states
         _ = self.growth
@@ -411,7 +413,7 @@ class OnnxFile:
         _ = self._places
 
     def check_without_overloads(self, engine: str) -> None:
-        """Refuse a file that no engine may open, or one that an engine cannot that knows functions by name alone.
+        """Refuse a file that no engine may open, or that an engine without overloads of functions cannot open.
 
         TensorRT-RTX 1.7 calls itself without end where a function calls another one of its name.
 
@@ -422,11 +424,11 @@ class OnnxFile:
         try:
             judgement.growth(self.model, judgement.functions_of(self.model), self.size, overloads=False)
         except Refused as error:
-            why = f"{engine} does not tell functions apart by overload. {error.why}"
+            why = f"{engine} does not distinguish functions by overload. {error.why}"
             raise UsageError(f"{self.name} cannot be loaded.", why=why, fix=error.fix) from error
 
     def check_same(self) -> None:
-        """Refuse a file, or external data, that was changed since it was checked; called once it is open.
+        """Refuse a file or external data that changed since it was checked; call this after opening it.
 
         Raises:
             CheckFailed: it was changed.
@@ -434,9 +436,9 @@ class OnnxFile:
         for path, state in self._states.items():
             if _state(path) != state:
                 raise CheckFailed(
-                    f"{path} was changed while it was opened.",
-                    why="What was checked is not what was loaded.",
-                    fix="Try again when nothing writes there any more.",
+                    f"{path} changed while it was opened.",
+                    why="The file that was checked is not the file that was loaded.",
+                    fix="Try again when no program writes to it.",
                 )
 
 
@@ -451,7 +453,7 @@ def _no_model(name: str, why: str) -> NotAModel:
 
 
 def _state(path: Path | int) -> _State | None:
-    """Return what changes whenever a file's content does; None where there is no file."""
+    """Return a state that changes whenever a file's content does; None if there is no file."""
     try:
         found = os.fstat(path) if isinstance(path, int) else path.stat()
     except (OSError, ValueError):

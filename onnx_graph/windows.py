@@ -1,4 +1,4 @@
-"""Collect the windows that an exported file or its sidecar states, as reports show them."""
+"""Collect the windows of an exported file or its sidecar for reports."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def windows_of_file(facts: OnnxFacts) -> list[WindowView]:
         _geometries((node.name, node.attributes) for node in facts.windowed),
         None if sidecar is None else sidecar.seq_len,
     )
-    # A file in standard operators has no such nodes, but its facts say what they were.
+    # A file in standard operators has no such nodes, but its sidecar describes them.
     return found or windows_of_sidecar(sidecar)
 
 
 def windows_of_sidecar(sidecar: Sidecar | None) -> list[WindowView]:
-    """Return the windows that the facts of an export state."""
+    """Return the windows that a sidecar states."""
     if sidecar is None:
         return []
     found = views(_geometries((window.name, vars(window)) for window in sidecar.windows), sidecar.seq_len)

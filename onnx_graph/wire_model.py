@@ -19,7 +19,7 @@ Data = mmap.mmap | bytes
 # More fields than any model has: each takes half a microsecond.
 MOST_FIELDS = 1 << 24
 _DEEPEST = 100
-# Numbers of a list that are kept; of the others only how many they are.
+# The first numbers of a list, which are kept; the others are only counted.
 _KEPT = 64
 _VARINT, _FIXED64, _BYTES, _GROUP, _END, _FIXED32 = range(6)
 
@@ -110,7 +110,7 @@ class Numbers:
             self._first.append(value)
 
     def skip(self, count: int) -> None:
-        """Append numbers that nobody asks for."""
+        """Count numbers that are not kept."""
         self._count += count
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class Numbers:
 
 
 class Text:
-    """Bytes in the file, read when they are asked for."""
+    """Bytes in the file, read when needed."""
 
     def __init__(self, data: Data, start: int, end: int) -> None:
         self._data, self._start, self._end = data, start, end
@@ -152,7 +152,7 @@ class Message:
         return _default(kind)
 
     def HasField(self, name: str) -> bool:
-        """Return whether a field that can be there once is there."""
+        """Return whether a singular field is present."""
         return name in self._present
 
     def ByteSize(self) -> int:
@@ -170,7 +170,7 @@ def read(data: Data) -> Message:
     """Read a model.
 
     Raises:
-        ValueError: the bytes are not those of a model.
+        ValueError: the bytes are not a model.
     """
     model = Message("Model")
     _Reader(data).message(model, 0, len(data), 0)
@@ -186,20 +186,20 @@ class _Reader:
     def message(self, message: Message, start: int, end: int, depth: int) -> None:
         """Read the fields of a message, which may have some already."""
         if depth > _DEEPEST:
-            raise ValueError("messages in messages, too deep")
+            raise ValueError("messages are nested too deeply")
         message._size += end - start
         known = _FIELDS[message._kind]
         for number, wire, value, stop, _ in fields(self._data, start, end):
             self._left -= 1
             if self._left < 0:
-                raise ValueError("more fields than any model has")
+                raise ValueError("it has more fields than any model")
             if number in known:
                 self._field(message._present, *known[number], wire, value, stop, depth)
 
     def _field(
         self, present: dict[str, Any], name: str, kind: str, wire: int, value: int, stop: int, depth: int
     ) -> None:
-        """Add a field; one of another wire type than its kind's is unknown to protobuf."""
+        """Add a field; protobuf ignores a field with a wire type that does not fit its kind."""
         single, listed = kind.rstrip("*"), kind.endswith("*")
         found: Any
         if single in _NUMBERS:
@@ -249,7 +249,7 @@ _CONTINUED = bytes(range(0x80, 0x100))
 
 
 def _number(kind: str, value: int) -> int:
-    """Return a number of the wire with its sign; those of floating point are never looked at."""
+    """Return a number of the wire with its sign; floating-point numbers are never needed."""
     bits = 32 if kind in ("int32", *_LARGEST) else 64
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) and kind not in ("f32", "f64") else value
@@ -262,7 +262,7 @@ def fields(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int, int, 
     Groups are passed over, with what is in them. Source: protobuf.dev, "Encoding".
 
     Raises:
-        ValueError: it is no message.
+        ValueError: it is not a message.
     """
     groups: list[int] = []
     while at < end:
@@ -270,7 +270,7 @@ def fields(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int, int, 
         tag, at = _varint(data, at, end)
         number, wire = tag >> 3, tag & 7
         if tag >> 32 or not number:
-            raise ValueError("no protobuf message")
+            raise ValueError("not a protobuf message")
         value, stop = at, 0
         if wire == _VARINT:
             value, at = _varint(data, at, end)
@@ -282,9 +282,9 @@ def fields(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int, int, 
         elif wire == _GROUP:
             groups.append(number)
             if len(groups) > _DEEPEST:
-                raise ValueError("groups in groups, too deep")
+                raise ValueError("groups are nested too deeply")
         elif wire != _END or not groups or groups.pop() != number:
-            raise ValueError("no protobuf message")
+            raise ValueError("not a protobuf message")
         if at > end:
             raise ValueError("cut")
         if not groups and wire != _END:
@@ -303,7 +303,7 @@ def _varint(data: Data, at: int, end: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise ValueError("a number too long")
+    raise ValueError("a number is too long")
 
 
 # Messages that lead to weights, by the number of the field; "Graphs" is an attribute of which only graphs count.
@@ -319,7 +319,7 @@ _RAW, _ENTRIES, _PLACE = 9, 13, 14
 
 
 def without_weights(data: Data, location: str, least: int) -> bytes:
-    """Return the model's bytes in which weights are external data in its own file.
+    """Return the model's bytes, with weights as external data in the model's own file.
 
     Args:
         data: the file.
@@ -327,7 +327,7 @@ def without_weights(data: Data, location: str, least: int) -> bytes:
         least: bytes from which on a tensor is replaced.
 
     Raises:
-        ValueError: the bytes are not those of a model.
+        ValueError: the bytes are not a model.
     """
     return b"".join(_Cutter(data, location, least).message("Model", 0, len(data), 0))
 
@@ -339,7 +339,7 @@ class _Cutter:
         self._data, self._location, self._least = data, location, least
 
     def message(self, kind: str, start: int, end: int, depth: int) -> list[bytes]:
-        """Return the pieces of a message; only one that is large enough to hold such a weight is looked into."""
+        """Return the pieces of a message; parse only messages that are large enough to hold such a weight."""
         if end - start < self._least or depth > _DEEPEST:
             return [self._data[start:end]]
         if kind == "Tensor":
@@ -357,14 +357,14 @@ class _Cutter:
         return [*pieces, self._data[at:end]]
 
     def _is_constant(self, start: int, end: int) -> bool:
-        """Return whether a node is a Constant: tensors in attributes of others are read where they are."""
+        """Return whether a node is a Constant; tensors in attributes of other nodes stay in place."""
         found = (
             self._data[value:stop] for number, wire, value, stop, _ in fields(self._data, start, end) if number == 4
         )
         return [*found][-1:] == [b"Constant"]
 
     def _tensor(self, start: int, end: int) -> list[bytes]:
-        """Return a tensor that says where its raw bytes lie in place of them."""
+        """Return a tensor that refers to its raw bytes in the file instead of containing them."""
         found = [field for field in fields(self._data, start, end) if field[0] in (_RAW, _ENTRIES, _PLACE)]
         if len(found) != 1 or found[0][0] != _RAW or found[0][3] - found[0][2] < self._least:
             return [self._data[start:end]]
@@ -379,7 +379,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def _written(value: int) -> bytes:
-    """Return a number as the wire has it."""
+    """Return a number in wire format."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)

@@ -10,15 +10,15 @@ import onnx
 from .judgement import tensors_of
 from .wire_model import without_weights
 
-# Bytes from which a tensor is left out of the message.
+# Tensors of this size in bytes or more are not loaded.
 LARGE = 1 << 12
-# Stands for the file itself where its weights would lie.
+# The location that means the file itself.
 _HERE = "\0"
 _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
 def read_message(path: Path) -> onnx.ModelProto:
-    """Read a written file's message without the bytes of its large weights; integers stay, as they may be indices.
+    """Read a written file's message without the bytes of large weights; keep integers, which may be indices.
 
     The bytes that are left out are not read: weights of gigabytes take no memory.
     """

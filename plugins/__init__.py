@@ -1,1 +1,1 @@
-"""The windowed attention operator and its implementations."""
+"""Implementations of the windowed attention operator."""

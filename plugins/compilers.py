@@ -1,4 +1,4 @@
-"""Find a C++17 compiler for the processor asked for: an installed one, or Zig's Clang in the package `ziglang`.
+"""Find a C++17 compiler for a processor: an installed one, or Zig's Clang in the package `ziglang`.
 
 Zig's has the C libraries of every system in it. So it needs nothing of this machine, and makes libraries for old
 systems and for other processors.
@@ -21,7 +21,7 @@ from ..core.machine.processor import Arch
 
 _log = logging.getLogger(__name__)
 
-# Commands in the order they are tried; the first that compiles for the processor is taken.
+# Commands in the order of trial; the first that compiles for the processor is used.
 _COMMANDS: dict[Arch, tuple[str, ...]] = {
     "x86_64": ("g++", "x86_64-linux-gnu-g++", "clang++"),
     "aarch64": ("g++", "aarch64-linux-gnu-g++", "clang++"),
@@ -29,7 +29,7 @@ _COMMANDS: dict[Arch, tuple[str, ...]] = {
 _PACKAGES: dict[Arch, str] = {"x86_64": "g++-x86-64-linux-gnu", "aarch64": "g++-aarch64-linux-gnu"}
 
 System = Literal["linux", "macos", "windows"]
-# What Zig calls the systems that it compiles for. With the glibc of 2012, libraries are manylinux2014's, which pip
+# Zig's names of the target systems. With the glibc of 2012, libraries are manylinux2014's, which pip
 # installs on every Linux that Python 3.10 runs on; the oldest macOS is the first for Arm.
 _ZIG_TARGETS: dict[tuple[Arch, System], str] = {
     ("x86_64", "linux"): "x86_64-linux-gnu.2.17",
@@ -47,7 +47,7 @@ class Compiler:
     Args:
         command: the words that run it, with the options from `CXX`.
         version: first line of its `--version`.
-        runtime: options by which it links the C++ library into what it makes.
+        runtime: options that link the C++ library into the output.
     """
 
     command: tuple[str, ...]
@@ -60,17 +60,17 @@ def find_compiler(arch: Arch) -> Compiler:
 
     Raises:
         UsageError: `$CXX` cannot be split into words, or cannot be run.
-        MissingDependency: there is none.
+        MissingDependency: there is no compiler.
     """
     tried = []
     try:
         given = tuple(shlex.split(os.environ.get("CXX", "")))
     except ValueError as error:
-        raise UsageError("CXX is no command.", why=f"{error}.", fix="Write it as a shell would take it.") from error
+        raise UsageError("CXX is not a valid command.", why=f"{error}.", fix="Write it as in a shell.") from error
     for command in ((given,) if given else ()) + tuple((name,) for name in _COMMANDS[arch]):
         if shutil.which(command[0]) is None:
             if command == given:
-                raise UsageError(f"The compiler {command[0]} cannot be found.", why="It is named by CXX.")
+                raise UsageError(f"The compiler {command[0]} cannot be found.", why="CXX names it.")
             continue
         machine = _ask(command, "-dumpmachine")
         _log.debug("%s makes code for %s", " ".join(command), machine or "an unknown machine")
@@ -86,7 +86,7 @@ def find_compiler(arch: Arch) -> Compiler:
         raise MissingDependency(
             f"There is no C++ compiler for {arch}.",
             why="; ".join(tried) + "." if tried else "Neither GCC nor Clang is installed, nor the package ziglang.",
-            fix=f"Install one: {_INSTALL_ZIG}, or {package}; or name yours in CXX.",
+            fix=f"Install one: {_INSTALL_ZIG}, or {package}; or set CXX to another compiler.",
         ) from missing
 
 

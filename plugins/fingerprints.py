@@ -1,4 +1,4 @@
-"""Digests of everything that each kind of library is made from, which differ between releases."""
+"""Compute digests of the sources of each kind of library, which differ between releases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MADE_FROM = {
 
 @cache
 def fingerprint(kind: str) -> str:
-    """Hash by name and content what this release makes a kind of library from; KeyError for an unknown kind."""
+    """Hash the names and contents of a library's sources in this release; KeyError for an unknown kind."""
     digest = hashlib.sha256()
     for pattern in _MADE_FROM[kind]:
         for path in sorted(_HERE.glob(pattern)):

@@ -1,4 +1,4 @@
-"""The operator of the grouped nodes as PyTorch sees it, with its plain reference.
+"""Define the PyTorch operator of the grouped nodes, with its plain reference.
 
 `torch.ops.localattn.grouped_attention` is what export-friendly modules call (`core.nodes.grouped` has the mathematics).
 On a GPU the kernel of `kernel` computes it, where it can. The reference takes some queries at a time, so that memory
@@ -17,7 +17,7 @@ from ..core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
 from ..core.nodes.grouped import GroupedAttributes
 from .torch_op import why_no_kernel
 
-# Queries per step: enough to keep matrix products busy, few enough to keep scores small.
+# Queries per step: enough for efficient matrix products, few enough for small scores.
 _BLOCK = 256
 
 
@@ -113,10 +113,10 @@ def _(query: Tensor, *_rest: object, **_options: object) -> Tensor:
 def _on_gpu(
     query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, sinks: Tensor | None, *options: Any
 ) -> Tensor:
-    """Compute the operator by the kernel, or by the reference where no kernel does."""
+    """Compute the operator by the kernel, or by the reference if no kernel supports the case."""
     *window, scale, softcap, sequence_first = options  # the operator's, after its tensors
     attributes = _attributes(WindowGeometry(*window), scale, softcap, sequence_first)
-    # No kernel has both: no known model does.
+    # No kernel has both, because no known model has both.
     if (softcap and sinks is not None) or why_no_kernel(query, attributes):
         return _reference(query, key, value, key_mask, sinks, attributes)
     from .kernel.launch import launch

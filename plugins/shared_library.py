@@ -1,4 +1,4 @@
-"""Compiling C++ sources into a shared library that runs on more systems than the one it was made on."""
+"""Compile C++ sources into a shared library that also runs on other systems."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def compile_library(
         first = next((line for line in lines if "error" in line), lines[0] if lines else "")
         raise BuildFailed(f"{compiler.command[0]} could not compile the plugin library.", why=first, fix=fix)
     if not output.is_file():
-        why = f"It ended without an error and wrote no {name}."
-        raise BuildFailed(f"{compiler.command[0]} made no library.", why=why, fix=fix)
+        why = f"It ended without an error but did not write {name}."
+        raise BuildFailed(f"{compiler.command[0]} produced no library.", why=why, fix=fix)
 
 
 def newest_glibc(library: Path) -> str:
-    """Return the newest GLIBC_x.y that the library names, "2.34"; it needs at least this C library."""
+    """Return the newest GLIBC_x.y that the library needs, such as "2.34"."""
     found = {
         tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", library.read_bytes())
     }

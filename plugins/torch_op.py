@@ -1,4 +1,4 @@
-"""The windowed attention operator as PyTorch sees it, with its plain reference.
+"""Define the PyTorch operator of windowed attention, with its plain reference.
 
 `torch.ops.localattn.windowed_attention` is what the export-friendly modules call. On a GPU the kernel of
 `kernel` computes it, where it can. The reference below computes it everywhere else; it takes a few windows of
@@ -18,7 +18,7 @@ from ..core.nodes.attention import HEADS_FIRST, LOWEST_BIAS, SELF_SCORE, SEQUENC
 from ..core.nodes.gpu import KernelAttributes
 from .kernel.spec import LARGEST_HEAD_DIM, SMALLEST_HEAD_DIM, why_unsupported
 
-# Queries per step of the reference: enough to keep matrix products busy, few enough to keep scores small.
+# Queries per step of the reference: enough for efficient matrix products, few enough for small scores.
 _REFERENCE_BLOCK = 512
 
 
@@ -128,7 +128,7 @@ def _(query: Tensor, *_rest: object, **_options: object) -> Tensor:
 def _on_gpu(
     query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, attn_bias: Tensor | None, *options: Any
 ) -> Tensor:
-    """Compute the operator by the kernel, or by the reference where no kernel does."""
+    """Compute the operator by the kernel, or by the reference if no kernel supports the case."""
     *window, scale, shared_qk, sequence_first, xpos_scale_base = options  # the operator's, after its tensors
     perm = SEQUENCE_FIRST if sequence_first else HEADS_FIRST
     attributes = NodeAttributes(WindowGeometry(*window), scale, shared_qk, perm, xpos_scale_base=xpos_scale_base)
@@ -140,7 +140,7 @@ def _on_gpu(
 
 
 def why_no_kernel(query: Tensor, attributes: KernelAttributes) -> str:
-    """Return why the reference and not the kernel computes this on a GPU; empty if the kernel does.
+    """Return why the kernel does not support a case on a GPU; empty if it does.
 
     Args:
         query: in the layout of `attributes.perm`.
@@ -148,9 +148,9 @@ def why_no_kernel(query: Tensor, attributes: KernelAttributes) -> str:
     """
     batch, heads, length, head_dim = (query.shape[axis] for axis in attributes.perm)
     if query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"the kernel takes no {query.dtype}"
+        return f"the kernel does not support {query.dtype}"
     if not SMALLEST_HEAD_DIM <= head_dim <= LARGEST_HEAD_DIM:
-        return f"the kernel takes heads {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM} wide, not {head_dim}"
+        return f"the kernel supports head sizes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM}, not {head_dim}"
     if query.device.type == "cuda" and torch.cuda.get_device_capability(query.device) < (8, 0):
         return "the kernel needs a GPU of compute capability 8.0 or later"
     if importlib.util.find_spec("triton") is None:

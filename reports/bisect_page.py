@@ -44,7 +44,7 @@ def _chart(rows: Sequence[Document], fault: Document | None) -> list[Chart]:
     marked = None if fault is None else next((n for n, row in enumerate(rows) if row == fault["boundary"]), None)
     caption = (
         "The error's root mean square at each boundary, relative to that of the values, in the order of the graph. "
-        "Red: out of tolerance. NaN and Inf are left out of it."
+        "Red: out of tolerance. NaN and Inf are not included."
     )
     return [Chart(error_steps(steps, marked), caption)]
 
@@ -67,7 +67,7 @@ def _lead(document: Document) -> str:
 
 
 def _fault(fault: Document) -> Section:
-    text = (f"Evidence: {fault['evidence']}", "What goes into it, and what comes out:")
+    text = (f"Evidence: {fault['evidence']}", "Its inputs and its outputs:")
     return Section("Fault", text, tables=(_table([*fault["before"], fault["boundary"]]),))
 
 

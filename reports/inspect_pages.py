@@ -25,7 +25,7 @@ from .svg.bars import Bar, bars
 from .table import Mark, Table, numbers, texts
 
 _FACTS = texts("fact", "value", wrap=True)
-_FORGED = "As the sidecar states them: whoever can write it can forge them. localattn parity compares the file anew."
+_FORGED = "As the sidecar states; anyone who can write it can forge them. localattn parity compares the file again."
 _MOST_OPERATORS, _MOST_BARS = 12, 8
 
 
@@ -36,7 +36,7 @@ def onnx_page(document: Document) -> Page:
     if document["refused"]:
         warnings.append(f"No engine may open this file: {document['refused']}")
     if document["sidecar"] is not None and sidecar is None:
-        warnings.append("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
+        warnings.append("The sidecar was NOT written for this file: its SHA-256 differs. Do not rely on the sidecar.")
     checks = [] if sidecar is None else sidecar["checks"]
     doubts = [] if sidecar is None else not_proven(sidecar.get("unproven", ()), document["path"])
     if sidecar is not None:
@@ -44,7 +44,9 @@ def onnx_page(document: Document) -> Page:
         doubts = [*no_window(facts.windows, facts.checks, document["path"]), *doubts]
     kind = "ONNX" if sidecar is None else sidecar["class"]
     summary = (
-        "No sidecar tells of its checkpoint or its checks." if sidecar is None else f"At export {checks_text(checks)}."
+        "There is no sidecar, so its checkpoint and checks are unknown."
+        if sidecar is None
+        else f"At export {checks_text(checks)}."
     )
     sections = [Section("Checks of the export", (_FORGED,), tables=(checks_table(checks),))] if checks else []
     sections.append(_graph(document))
@@ -57,7 +59,7 @@ def onnx_page(document: Document) -> Page:
 
 def engine_page(document: Document) -> Page:
     """Make the page of an engine."""
-    warnings = [] if document["unchanged"] else ["The facts were NOT written for this file: its SHA-256 differs."]
+    warnings = [] if document["unchanged"] else ["The sidecar was NOT written for this engine: its SHA-256 differs."]
     warnings += [document["plugin_problem"]] if document["plugin_problem"] else []
     checks = document["checks"]
     doubts = not_proven((document["model"] or {}).get("unproven", ()), document["path"])
@@ -124,7 +126,7 @@ def checkpoint_page(document: Document) -> Page:
         if document[key]:
             rows = tuple((name,) for name in document[key])
             sections.append(Section(title, tables=(Table("", texts("tensor", wrap=True), rows),)))
-    summary = document["class"] or "A class that cannot be told"
+    summary = document["class"] or "Unknown class"
     counts = f"{document['tensors']:,} tensors, {document['parameters']:,} parameters"
     return Page(
         title=PurePath(document["path"]).name,
@@ -175,13 +177,13 @@ def _graph(document: Document) -> Section:
         *((f"Function {f['domain']}::{f['name']}", f"{f['nodes']} standard operators") for f in document["functions"]),
     ]
     operators = Table("Operators", (*texts("operator"), *numbers("nodes")), tuple(rows))
-    text = f"{sum(document['nodes'].values()):,} nodes; what stands in function definitions is not counted."
+    text = f"{sum(document['nodes'].values()):,} nodes, without those in function definitions."
     return Section("Graph", (text,), partial(_operators, counts), (Table("", _FACTS, tuple(facts)), operators))
 
 
 def _operators(counts: Sequence[tuple[str, int]]) -> list[Chart]:
     drawn = [Bar(name, count, text=f"{count:,}") for name, count in counts[:_MOST_BARS]]
-    return [Chart(bars(drawn, "Operators", "nodes", colour=0), "The commonest operators.")] if drawn else []
+    return [Chart(bars(drawn, "Operators", "nodes", colour=0), "The most frequent operators.")] if drawn else []
 
 
 def _built(document: Document) -> Section:
@@ -194,7 +196,7 @@ def _built(document: Document) -> Section:
         ("From", document["onnx_name"]),
         ("SHA-256 of that file", document["onnx_sha256"]),
         ("SHA-256 of the engine", document["engine_sha256"]),
-        ("Plugin asked for", options["plugin"]),
+        ("Plugin requested", options["plugin"]),
     ]
     if plugin is None:
         facts.append(("Attention", "built from standard operators"))
@@ -211,7 +213,7 @@ def _built(document: Document) -> Section:
 
 def _layers(document: Document) -> Section:
     if document["layers"] is None:
-        return Section("Layers", (f"They cannot be shown here: {document['why_closed']}",))
+        return Section("Layers", (f"They cannot be shown on this machine: {document['why_closed']}",))
     rows = [(layer["name"], layer["kind"], ", ".join(layer["types"])) for layer in document["layers"]]
     columns = (*texts("layer", wrap=True), *texts("kind", "types"))
     return Section("Layers", (f"{len(rows):,} layers.",), tables=(Table("", columns, tuple(rows)),))

@@ -32,10 +32,10 @@ _SIDECAR = (
     ("dynamic", "Dynamic axes"),
     ("opset", "Opset"),
     ("function_body", "Attention in standard operators"),
-    ("standard_ops", "Standard operators alone"),
+    ("standard_ops", "Standard operators only"),
     ("hyper_connections", "Hyper-connections"),
-    ("external_data", "Weights beside the file"),
-    ("options", "Said at export"),
+    ("external_data", "External weights"),
+    ("options", "Notes of the export"),
     ("kwargs", "Arguments"),
     ("versions", "Versions"),
     ("checkpoint_sha256", "SHA-256 of the checkpoint"),
@@ -76,7 +76,7 @@ def _check_figure(check: Document, name: str) -> str:
 def checks_text(checks: Sequence[Document]) -> str:
     """Say how many checks had each outcome."""
     if not checks:
-        return "no checks were made"
+        return "no checks were run"
     return f"of {len(checks)} checks {outcomes_text(check['status'] for check in checks)}"
 
 
@@ -97,7 +97,7 @@ def sidecar_section(sidecar: Document, title: str) -> Section:
 def window_section(view: WindowView, title: str) -> Section:
     """Describe what queries see, in words and as a table."""
     length = (
-        f"{view.length:,} positions" if view.length else f"the length is open, {view.sequence:,} positions are shown"
+        f"{view.length:,} positions" if view.length else f"the length is dynamic, {view.sequence:,} positions are shown"
     )
     count = f"{view.depth} layer{'s' * (view.depth > 1)}"
     rows = [
@@ -106,7 +106,7 @@ def window_section(view: WindowView, title: str) -> Section:
     ]
     kind = "keys with a learned bias" if view.biases else "keys"
     columns = numbers("query", kind, "how many", f"through {count}")
-    note = "A layer's keys; and the inputs that can change the output at the query, with the layers one after another."
+    note = "The keys of one layer, and the inputs that can change the output at the query through all layers."
     layers = ", ".join(view.layers[:6]) + (f" and {len(view.layers) - 6} more" if len(view.layers) > 6 else "")
     text = f"{view.describe()[:1].upper()}{view.describe()[1:]}. {count[:1].upper()}{count[1:]} ({layers}); {length}."
     return Section(title, (text,), partial(_window_charts, view), (Table("", columns, tuple(rows), (note,)),))
@@ -116,7 +116,7 @@ def _window_charts(view: WindowView) -> list[Chart]:
     """Draw which keys queries see, and how far the last (or the middle) one sees through the layers."""
     example = view.example(chosen_query(view))
     keys = f"{interval(example.first, example.end)} ({example.end - example.first:,})"
-    pointed = f"Pointed out: query {example.query:,} sees keys {keys}."
+    pointed = f"Highlighted: query {example.query:,} sees keys {keys}."
     charts = [Chart(window_picture(view), f"{_filled(view)} ({_part(view)}). {pointed}")]
     if view.depth > 1 and not view.biases:
         query = view.sequence - 1 if view.geometry.causal else view.sequence // 2

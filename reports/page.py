@@ -62,7 +62,7 @@ class Page:
     mark: Mark = ""
     facts: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
-    warnings_title: str = "Before believing the figures"
+    warnings_title: str = "Before you rely on the figures"
     sections: tuple[Section, ...] = field(default=())
 
 

@@ -61,7 +61,7 @@ def _verdict(files: Sequence[Document]) -> tuple[str, Mark]:
     if not all(file["passed"] for file in files):
         return "NOT equal", "bad"
     proven = [any(check["status"] == "passed" for check in file["checks"]) for file in files if file.get("checks")]
-    return ("Equal", "good") if all(proven) else ("Equal, which proves nothing", "unsure")
+    return ("Equal", "good") if all(proven) else ("Equal, but this proves nothing", "unsure")
 
 
 def _lead(file: Document) -> str:
@@ -75,9 +75,9 @@ def _lead(file: Document) -> str:
     reference, proof = f"the float64 reference of {against}", ""
     if source["kind"] == "file":
         reference = f"{against}, run by {source['backend']} on {source['provider']},"
-        proof = " " + (source["checked"] or f"That {against} itself is right is not proven here") + "."
+        proof = " " + (source["checked"] or f"{against} itself is not proven right") + "."
     if source["kind"] == "golden":
-        reference = f"what your own model computed, {against},"
+        reference = f"your own model's outputs, {against},"
     return (
         f"{PurePath(file['model']).name} and {reference} {relation} within {within}; "
         f"the largest error is {figure(worst['max_abs'])}{spoilt}.{proof}"
@@ -106,12 +106,11 @@ def _sections(file: Document, before: str) -> list[Section]:
         drawn = partial(_error_charts, spread, file["tolerance"]["atol"], window)
         sections.append(Section(f"{before}Errors of {name}", charts=drawn, tables=tuple(tables)))
     sections += [window_section(view, before + title) for title, view in views.items()]
-    made = file.get("checks", [])
+    # Documents of older releases have no checks but that of golden outputs.
+    made = file.get("checks") or [check for check in (file.get("golden"),) if check is not None]
     if made:
         text = f"{checks_text(made)[:1].upper()}{checks_text(made)[1:]}."
         sections.insert(0, Section(f"{before}Checks made now", (text,), tables=(checks_table(made),)))
-    if file.get("golden") is not None and not made:
-        sections.insert(0, Section(f"{before}Golden outputs", tables=(checks_table([file["golden"]]),)))
     if file["sidecar"] is not None:
         checks = file["sidecar"]["checks"]
         text = f"When the file was exported, {checks_text(checks)}."
@@ -130,8 +129,8 @@ def _comparisons(rows: Sequence[Document], against: Document) -> Table:
     reference = _REFERENCES.get(against["kind"], "float64 reference")
     note = (
         f"Differences from the {reference}: the largest, the largest relative to the expected value, the root "
-        "mean square, and that relative to the expected values'; worst_index is where the tolerance is broken, or "
-        "nearest to it."
+        "mean square, and that relative to the expected values'; worst_index is where the tolerance is exceeded, "
+        "or most nearly so."
     )
     if "divergence" in figures:
         note += (
@@ -156,7 +155,7 @@ def _beside_baseline(file: Document) -> Table:
     ]
     columns = (*texts("output", "error"), *numbers("file", "untouched module", "times", "at most"))
     note = f"Relative to the root mean square of the outputs, over all inputs. The module: {baseline['source']}."
-    return Table("Beside the untouched module", columns, tuple(rows), (note,))
+    return Table("Compared with the untouched module", columns, tuple(rows), (note,))
 
 
 def _times(own: Any, other: float) -> str:
@@ -171,16 +170,16 @@ def _compared_windows(sides: Sequence[Document], before: str) -> Section:
     columns = (*texts("of", "which"), *texts("window", wrap=True))
     listed = [side["windows"] for side in sides if side["windows"]]
     differ = len(listed) > 1 and any(windows != listed[0] for windows in listed)
-    text = "They differ: that alone makes the outputs differ." if differ else "They are the same."
+    text = "They differ, which makes the outputs differ." if differ else "They are the same."
     return Section(
         f"{before}Windows of both", (text,) if len(listed) > 1 else (), tables=(Table("", columns, tuple(rows)),)
     )
 
 
 def _error_charts(spread: ErrorSpread, atol: float | None, window: int | None) -> list[Chart]:
-    at_zero = "No tolerance is for single elements here."
+    at_zero = "There is no tolerance for single elements."
     if atol is not None:
-        at_zero = f"The dashed line is the tolerance at a value of 0 ({atol:g}); larger values are allowed more."
+        at_zero = f"The dashed line is the tolerance at a value of 0 ({atol:g}); the tolerance grows with the value."
     charts = [Chart(error_histogram(spread, atol or 0), f"Errors of all {spread.total:,} elements by size. {at_zero}")]
     if spread.positions:
         stretch = "" if spread.width == 1 else f" (a dot stands for {spread.width} positions)"
@@ -195,7 +194,7 @@ def _sizes(spread: ErrorSpread) -> Table:
     rows = [("none", "", f"{spread.zero:,}", percent(spread.zero / total))] if spread.zero else []
     rows += [(f"1e{k:+03d}", f"1e{k + 1:+03d}", f"{n:,}", _share(n / total)) for k, n in spread.decades() if n]
     columns = numbers("error from", "to", "elements", "share")
-    return Table("By size", columns, tuple(rows), ("Over all inputs; NaN and Inf are not among them.",))
+    return Table("By size", columns, tuple(rows), ("Over all inputs; NaN and Inf are not included.",))
 
 
 def _positions(spread: ErrorSpread) -> Table:

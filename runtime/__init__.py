@@ -15,15 +15,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .backends.session import Session
+    from .backends.step_session import StepSession
     from .generation.generator import Generator
-    from .generation.step_session import StepSession, open_step
-    from .session import Session, load
+    from .generation.step_session import open_step
+    from .session import load
 
 # Public name → the module that defines it.
 _PUBLIC = {
     "Generator": ".generation.generator",
-    "Session": ".session",
-    "StepSession": ".generation.step_session",
+    "Session": ".backends.session",
+    "StepSession": ".backends.step_session",
     "load": ".session",
     "open_step": ".generation.step_session",
 }

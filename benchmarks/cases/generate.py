@@ -78,8 +78,7 @@ def prepare(checkpoint: Path, folder: Path, positions: int | None = None) -> Fil
     import torch
 
     from localattn.exporter.checkpoint.load import load_state
-    from localattn.exporter.export import ExportRequest
-    from localattn.exporter.step_export import StepRequest, export_steps
+    from localattn.exporter.export import ExportRequest, export
 
     files = Files.in_folder(folder)
     configuration = json.loads(checkpoint.with_suffix(".json").read_text(encoding="utf-8"))
@@ -90,17 +89,17 @@ def prepare(checkpoint: Path, folder: Path, positions: int | None = None) -> Fil
         configuration["kwargs"]["max_seq_len"] = positions
     torch.save(state, files.checkpoint)
     files.checkpoint.with_suffix(".json").write_text(json.dumps(configuration), encoding="utf-8")
-    export_steps(StepRequest(ExportRequest(files.checkpoint, files.step), chunk=CHUNK))
+    export(ExportRequest(files.checkpoint, files.step, mode="step", chunk=CHUNK))
     return files
 
 
 def write_full(files: Files, length: int) -> None:
     """The file that recomputes everything, of a static length."""
-    from localattn.exporter.artifact.form import EXTERNAL_DATA_FROM
     from localattn.exporter.artifact.publish import save_model
     from localattn.exporter.export import ExportRequest, open_request
     from localattn.exporter.lowering import functions, trace
     from localattn.exporter.models.family import ShapeRequest
+    from localattn.exporter.options import EXTERNAL_DATA_FROM
 
     request = ExportRequest(files.checkpoint, files.full(length), shapes=ShapeRequest(seq_len=length))
     model = trace.trace(open_request(request)[1], request.dtype, request.opset)

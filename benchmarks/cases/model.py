@@ -89,7 +89,7 @@ def _export(checkpoint: Path, folder: Path, tell: Callable[[str], None]) -> tupl
         tell(f"Exporting, {precision}")
         path = folder / f"{precision}.onnx"
         try:
-            run_export(ExportRequest(checkpoint, path, weights=None if precision == "fp32" else precision))
+            run_export(ExportRequest(checkpoint, path, weight_dtype=None if precision == "fp32" else precision))
         except LocalAttnError as error:
             if precision == "fp32":
                 raise

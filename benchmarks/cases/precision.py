@@ -27,7 +27,7 @@ from ..report import console, new_table
 
 Tokens = NDArray[np.int64]
 Run = Callable[[Tokens], NDArray[Any]]
-PRECISIONS = {"fp32": {}, "fp16": {"dtype": "fp16"}, "bf16": {"dtype": "bf16"}, "int8": {"weights": "int8"}}
+PRECISIONS = {"fp32": {}, "fp16": {"dtype": "fp16"}, "bf16": {"dtype": "bf16"}, "int8": {"weight_dtype": "int8"}}
 # So wide that every file is written, whatever it misses.
 _ANY = 1e9
 

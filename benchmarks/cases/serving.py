@@ -21,7 +21,6 @@ from localattn.core.machine.processor import host_arch
 from localattn.demo import checkpoint_path, config_path
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.open_inference import Server
 from localattn.runtime.bundle.triton import Serving
@@ -45,8 +44,8 @@ def prepare(folder: Path, library: Path, tell: Callable[[str], None]) -> None:
     tell("Exporting")
     full, steps = folder / "full.onnx", folder / "steps.onnx"
     shapes = ShapeRequest(seq_len=LENGTH)
-    export(ExportRequest(weights, full, config=config, shapes=shapes, dynamic=("batch",), quick=True))
-    export_steps(StepRequest(ExportRequest(weights, steps, config=config, quick=True)))
+    export(ExportRequest(weights, full, config=config, shapes=shapes, dynamic=("batch",), checks="quick"))
+    export(ExportRequest(weights, steps, config=config, mode="step", checks="quick"))
     for index, (instances, threads, kernel) in enumerate(SETTINGS.values()):
         tell(f"Bundle {index}")
         serving = Serving(instances=instances, threads=threads)

@@ -24,7 +24,7 @@ def ours(folder: Path, output: Path) -> None:
     """`localattn export FOLDER`, with parity checked on one set of inputs."""
     from localattn import export
 
-    export(folder, output, quick=True)
+    export(folder, output, checks="quick")
 
 
 def torch_onnx(folder: Path, output: Path) -> None:

@@ -1,4 +1,4 @@
-"""Choose the plugin of `localattn build`: an existing library, one built for this model, TensorRT's, or none."""
+"""Choose the plugin of `localattn build`: an existing library, a new one, ahead-of-time kernels, or none."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from ...onnx_graph.onnx_file import OnnxFile
     from ...plugins.kernel.compile import AnySpec
     from ...plugins.kernel.targets import Target
-    from ...runtime.engine.builder.request import PluginChoice
+    from ...runtime.backends.tensorrt.builder.request import PluginChoice
 
 # What computes the attention node.
 PluginKind = Literal["auto", "library", "aot", "none"]
 
 
 def check_plugin(kind: str, library: Path | None) -> None:
-    """Refuse an unknown kind of plugin, and a library beside a kind that takes none.
+    """Refuse an unknown kind of plugin, and a library with a kind that does not use one.
 
     Raises:
         UsageError: one of these.
@@ -31,7 +31,8 @@ def check_plugin(kind: str, library: Path | None) -> None:
         raise UsageError(f"Unknown plugin {kind!r}.", fix=f"Known: {', '.join(get_args(PluginKind))}.")
     if library is not None and kind not in ("auto", "library"):
         raise UsageError(
-            f"{argument('plugin', kind)} takes no {argument('plugin_library')}.", fix="Leave one of them out."
+            f"{argument('plugin', kind)} and {argument('plugin_library')} exclude each other.",
+            fix="Leave one of them out.",
         )
 
 
@@ -45,7 +46,7 @@ def choose_plugin(
 ) -> tuple[PluginChoice, list[str]]:
     """Choose the plugin to build with; return it and notes for the user about the choice.
 
-    `auto` takes the newest plugin library of this machine that holds the kernels the model needs for these GPUs, else
+    `auto` uses the newest plugin library of this machine with the kernels that the model needs for these GPUs, else
     builds one, else leaves the node to its ONNX function and says why.
 
     Args:
@@ -63,8 +64,8 @@ def choose_plugin(
     """
     from ...core.documents.engine_facts import KernelName
     from ...plugins.library.selection import without_kernel
-    from ...runtime.engine.builder.request import PluginChoice
-    from ...runtime.engine.builder.source import check_fp8
+    from ...runtime.backends.tensorrt.builder.request import PluginChoice
+    from ...runtime.backends.tensorrt.builder.source import check_fp8
 
     if kind == "none":
         return PluginChoice(), []
@@ -78,9 +79,9 @@ def choose_plugin(
         if kind == "library" or library is not None:
             raise
         reason = " ".join(line for line in (error.what, error.why) if line)
-        return PluginChoice(asked="auto"), [f"no plugin: {reason} Attention is built from its standard operators"]
+        return PluginChoice(asked="auto"), [f"no plugin: {reason} Attention is built from standard operators"]
     if found is None:
-        unserved = "has no attention node that a plugin serves"
+        unserved = "has no attention node that a plugin can compute"
         if kind == "library":
             fix = f"Build it with {argument('plugin', 'none')}, or {argument('plugin', 'auto')}."
             raise UsageError(f"{model.name} {unserved}.", why="; ".join(left), fix=fix)
@@ -116,7 +117,7 @@ def _library(
 
 
 def _gpus(capabilities: Sequence[int]) -> list[Target]:
-    """Return the kernel's targets for these GPUs; a GPU that has none of its own runs the oldest one's PTX."""
+    """Return the kernel's targets for these GPUs; a GPU without a target runs the oldest target's PTX."""
     from ...plugins.kernel.targets import TARGETS, Target, target
 
     oldest = min(known.capability for known in TARGETS.values())
@@ -124,7 +125,7 @@ def _gpus(capabilities: Sequence[int]) -> list[Target]:
     for capability in capabilities:
         name = f"sm_{capability}"
         known = name in TARGETS or capability < oldest
-        found.append(target(name) if known else Target(capability, 80, "mma", "no kernel of its own"))
+        found.append(target(name) if known else Target(capability, 80, "mma", "no kernel for this node"))
     return found
 
 
@@ -153,12 +154,12 @@ def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
     from ...plugins.aot.availability import why_not
     from ...plugins.aot.register import register_plugins
     from ...plugins.kernel.targets import target
-    from ...runtime.engine.builder.request import PluginChoice
+    from ...runtime.backends.tensorrt.builder.request import PluginChoice
 
     if backend != "tensorrt":
         raise UsageError(
             f"{backend} cannot put the kernels into the engine.",
-            why="Ahead-of-time plugins are a part of tensorrt only.",
+            why="Only tensorrt supports ahead-of-time plugins.",
             fix=f"Use {argument('plugin', 'library')}.",
         )
     reason = why_not()

@@ -14,10 +14,10 @@ from .paths import as_path
 
 if TYPE_CHECKING:
     from ...core.documents.engine_facts import ProfileFacts
-    from ...runtime.engine.builder.build import BuildReport
+    from ...runtime.backends.tensorrt.builder.build import BuildReport
 
 Shapes = Mapping[str, Sequence[int]]
-# Of one optimization profile, or of several in order.
+# Sizes for one optimization profile, or for several in order.
 Profiles = Shapes | Sequence[Shapes]
 
 
@@ -44,7 +44,7 @@ def build(
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BuildReport:
-    """Build an engine, and check that it is what was asked for.
+    """Build an engine, and check it against the request.
 
     Args:
         model: the exported ONNX file.
@@ -74,8 +74,8 @@ def build(
         BuildFailed: the build failed, or the engine is not what was asked for.
     """
     from ...onnx_graph.onnx_file import OnnxFile
-    from ...runtime.engine.builder.build import build_engine, plan_targets
-    from ...runtime.engine.builder.request import BuildRequest
+    from ...runtime.backends.tensorrt.builder.build import build_engine, plan_targets
+    from ...runtime.backends.tensorrt.builder.request import BuildRequest
     from ...runtime.parity.files import check_built_engine
 
     progress("Reading the model")
@@ -120,9 +120,9 @@ def _profiles(low: Profiles | None, opt: Profiles | None, high: Profiles | None)
     names = [[profile.keys() for profile in profiles] for profiles in (smallest, best, largest)]
     if not names[0] == names[1] == names[2]:
         raise UsageError(
-            f"{argument('min_shapes')}, {argument('opt_shapes')} and {argument('max_shapes')} go together.",
-            why="Each must have the same profiles, and name the same inputs in each.",
-            fix="For example the sizes 1x1, 1x512 and 1x1024 of an input.",
+            f"{argument('min_shapes')}, {argument('opt_shapes')} and {argument('max_shapes')} must be given together.",
+            why="Each needs the same number of profiles, with the same inputs.",
+            fix="Give for example the sizes 1x1, 1x512 and 1x1024 for an input.",
         )
     return [
         ProfileFacts(profile=number, input=name, min=tuple(sizes), opt=tuple(fastest[name]), max=tuple(most[name]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
-from ...core.storage.mistaken import check_exists
+from ...core.storage.wrong_file import check_exists
 from .packages import missing_package
 from .paths import as_path
 
@@ -45,7 +45,7 @@ def parity(
         model: the file.
         against: the checkpoint, whose float64 reference needs PyTorch; or another exported file, which does not.
         golden: an .npz that `record` wrote: what your own model computed.
-        config: the checkpoint's configuration; by default the sidecar's, else the one beside it.
+        config: the checkpoint's configuration; by default the sidecar's, else the one in the checkpoint's folder.
         entry: the set of weights, where the checkpoint holds several; by default the one that was exported.
         seeds: each gives one set of inputs at the largest size: text, or random ones.
         inputs: an .npz of inputs instead.
@@ -74,7 +74,8 @@ def parity(
     reference = golden if against is None else against
     if reference is None:
         raise UsageError(
-            "There is nothing to compare with.", fix=f"Give {argument('against')}, or {argument('golden')}, or both."
+            "The command needs something to compare with.",
+            fix=f"Give {argument('against')}, or {argument('golden')}, or both.",
         )
     request = ParityRequest(
         model=Path(model),
@@ -104,12 +105,12 @@ def _comparison(request: ParityRequest, progress: Progress) -> Callable[[ParityR
     Raises:
         MissingDependency: the reference is a checkpoint, and PyTorch is not installed.
     """
+    from ...runtime.backends import registry
     from ...runtime.parity.files import run_file_parity, run_golden_parity
-    from ...runtime.session import BACKENDS
 
     if request.against == request.golden:
         return run_golden_parity
-    if request.against.suffix.lower() in BACKENDS:
+    if registry.of_file(request.against) is not None:
         return run_file_parity
     check_exists(request.against)
     progress("Loading PyTorch")

@@ -1,4 +1,4 @@
-"""Turn the paths that callers of the package give into `Path`, where they may also give none."""
+"""Turn optional paths of callers into `Path`."""
 
 from __future__ import annotations
 

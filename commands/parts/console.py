@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...core.documents.report import Report
     from ...core.documents.sidecar import CheckRecord, Sidecar
     from ...core.errors import LocalAttnError
-    from ...exporter.export import ExportReport
+    from ...exporter.export_report import ExportReport
     from ...onnx_graph.facts import OnnxFacts
 
 
@@ -70,15 +70,15 @@ VerboseOption = Annotated[
         count=True,
         show_default=False,
         callback=_set_verbose,
-        help="Show tracebacks and what is decided; -vv: details.",
+        help="Show tracebacks and decisions; -vv: more details.",
     ),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="Hide progress.")]
 _MESSAGES = {"verbose": VerboseOption, "quiet": QuietOption}
 
 
 def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --verbose and --quiet to a command: what they ask for is done before it runs, by their callbacks."""
+    """Add --verbose and --quiet to a command; their callbacks act before it runs."""
 
     @functools.wraps(command)
     def run(**options: Any) -> Any:
@@ -101,12 +101,12 @@ def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def say(text: str) -> None:
-    """Print one line of the result on stdout; whatever is not plainly visible in it is spelled out."""
+    """Print one line of the result on stdout, with every character made visible."""
     print(spelled(text), flush=True)
 
 
 def say_page(text: str) -> None:
-    """Print a page or a document on stdout, whose writer has spelled out what came from outside."""
+    """Print a page or a document on stdout; its writer has already escaped texts from outside."""
     print(steerless(text.rstrip("\n")), flush=True)
 
 
@@ -144,7 +144,7 @@ def _remark(text: str, **style: Any) -> None:
     print(typer.style(text, **style) if style and sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
-# How lines begin that others wrote: tracebacks, and what libraries print. None of our own does.
+# Beginning of foreign lines (tracebacks and output of libraries), which no line of ours has.
 FOREIGN = "| "
 
 
@@ -186,20 +186,24 @@ def print_error(error: LocalAttnError) -> None:
 
 
 def print_stopped(written: Sequence[str], left: Sequence[str] = ()) -> None:
-    """Print that the command was stopped, and what it leaves.
+    """Print that the command was stopped, and which files it left.
 
     Args:
         written: outputs that are in their places.
         left: temporary folders that cannot be removed.
     """
-    _remark(f"Stopped; written before: {', '.join(written)}." if written else "Stopped; nothing was written.")
+    _remark(
+        f"Stopped; these files were already written: {', '.join(written)}."
+        if written
+        else "Stopped; nothing was written."
+    )
     if left:
         _remark(f"These temporary folders cannot be removed: {', '.join(left)}.")
 
 
 def print_fault(error: Exception) -> None:
     """Print an unexpected error in two lines on stderr; the traceback under -v."""
-    advice = "This is a fault of localattn. Run again with -v and report what it prints."
+    advice = "This is a bug in localattn. Run again with -v and report what it prints."
     _print_failure(error, f"{type(error).__name__}: {first_line(error)}", advice)
 
 
@@ -290,7 +294,7 @@ def print_exported(report: ExportReport, details: Sequence[str] = ()) -> None:
 
 
 def print_warnings(report: Report) -> None:
-    """Print what a report does not prove."""
+    """Print a report's warnings."""
     for line in report.warnings:
         warn(in_flags(line))
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from .console import bytes_text, export_document, print_checks, print_json, print_notes, print_warnings, say
 
 if TYPE_CHECKING:
-    from ...exporter.export import ExportReport
-    from ...exporter.step_export import StepRequest
+    from ...exporter.export_report import ExportReport
+    from ...exporter.options import ExportRequest
 
 
 def print_step_files(report: ExportReport, *, as_json: bool) -> None:
@@ -48,14 +48,14 @@ def _print_file(report: ExportReport) -> None:
     print_checks(sidecar.checks)
 
 
-def print_step_plan(request: StepRequest) -> None:
+def print_step_plan(request: ExportRequest) -> None:
     """Print what would be written."""
-    from ...exporter.step_export import open_steps
+    from ...exporter.jobs.steps import open_steps
 
     opened, files = open_steps(request)
     print_notes(opened.notes)
     for path, source in files.items():
         say(f"Would export {source.source.title} to {path}, {source.chunk} token(s) a call:")
-        for spec in source.inputs(request.export.dtype):
+        for spec in source.inputs(request.dtype):
             say(f"  input   {spec.describe()}")
         say(f"  output  {', '.join(source.output_names())}")

@@ -1,4 +1,4 @@
-"""Write arguments of the package's functions as the command line has them: `overwrite=True` is --force."""
+"""Write arguments of the package's functions as options: `overwrite=True` is --force."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def flag(name: str, value: str | None = None) -> str:
 
     Args:
         name: name of the argument.
-        value: as Python writes it; None for the name alone.
+        value: as Python writes it; None: only the name.
     """
     if name == "plugin" and value is not None and ("/" in value or value == "'PATH'"):
         name = "plugin_library"  # the command line has an option of its own for a library

@@ -55,7 +55,7 @@ def number_option(help_text: str) -> Any:
 
 
 def size_option(help_text: str, least: int | None = None) -> Any:
-    """Declare an option that is a size or a count; without `least`, what uses it says what it must be."""
+    """Declare an option that is a size or a count; without `least`, the code that uses it checks the value."""
     return typer.Option(min=least, max=LARGEST_SIZE, help=help_text)
 
 

@@ -36,7 +36,7 @@ class OutputPath:
 
 
 INPUT = InputPath()
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace existing files, each by one of the same kind.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing files, if they are of the same kind.")]
 
 
 def declared_paths(command: Callable[..., Any]) -> dict[str, InputPath | OutputPath]:
@@ -85,10 +85,10 @@ def _listed(options: Mapping[str, Any], name: str) -> list[Path]:
 
 
 def output_of(path: Path, kinds: tuple[Kind, ...]) -> Output:
-    """Return the output, of the kind that its name says.
+    """Return the output, with the kind of its suffix.
 
     Raises:
-        UsageError: the name says none of them.
+        UsageError: the suffix belongs to no kind.
     """
     from ...core.storage.outputs import Output
 

@@ -1,4 +1,4 @@
-"""Write results as pages: the options of commands that can, and the writing."""
+"""Define the options for writing results as pages, and write the pages."""
 
 from __future__ import annotations
 
@@ -75,9 +75,10 @@ def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Dest
     chosen = asked or named
     if output is not None and chosen != named:
         raise UsageError(
-            f"{output} is not called a report in {chosen if chosen else 'a known format'}.",
-            why="What a file is can be told from its suffix.",
-            fix="Name it .json, .md or .html, as --format says; without --format the suffix chooses.",
+            f"{output} does not have the suffix of a report in {chosen if chosen else 'a known format'}.",
+            why="The suffix tells what a file is.",
+            fix="Use the suffix .json, .md or .html that fits --format; without --format the suffix chooses the "
+            "format.",
         )
     assert chosen is not None
     if chosen == "html":

@@ -17,7 +17,7 @@ from ...core.errors import MissingDependency
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# Substitutes for signs of our own output, where the encoding lacks them.
+# Substitutes for signs of our output that an encoding lacks.
 _SUBSTITUTES = {
     **{"✓": "+", "✗": "x", "·": "*", "×": "x", "…": "...", "−": "-", "–": "-", "→": "->"},
     **{"²": "^2", "³": "^3", "≤": "<=", "≥": ">=", "±": "+-", "µ": "u", "σ": "sigma", "§": "section "},
@@ -51,7 +51,7 @@ class _Result(io.FileIO):
             raise OutputLost(
                 "The result cannot be written to standard output.",
                 why=f"{error.strerror or error}.",
-                fix="Free space, or send the output elsewhere. Files that were written before this are complete.",
+                fix="Free space, or send the output elsewhere. Files that were already written are complete.",
             ) from error
 
 
@@ -107,7 +107,7 @@ def _is_ours(stream: object, first: object) -> bool:
 
 
 def replaced() -> bool:
-    """Return whether other code has put streams of its own in place of the standard ones."""
+    """Return whether other code has replaced the standard streams."""
     return not (_is_ours(sys.stdout, sys.__stdout__) and _is_ours(sys.stderr, sys.__stderr__))
 
 

@@ -35,7 +35,7 @@ class TokenWriter:
         _show(self.add(token))
 
     def end(self) -> None:
-        """Write what is still held back, and the line end."""
+        """Write the rest and the line end."""
         _show(self.rest())
         _show("\n" if self.ends_line else "")
 
@@ -89,5 +89,5 @@ def _show(shown: str | bytes) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace what would steer a terminal: controls except tab and line feed, marks that change the direction."""
+    """Replace control characters except tab and line feed, and marks that change the direction of writing."""
     return steerless(text)

@@ -1,1 +1,1 @@
-"""Supervise the command line: a small parent process outlives whatever happens to the work."""
+"""Supervise the command line from a small parent process that survives any crash."""

@@ -15,17 +15,17 @@ _NO_MEMORY = re.compile(
     r"|not enough memory|can't allocate|MemoryError",
     re.IGNORECASE,
 )
-_MEMORY_FIX = "Check that the sizes are what they should be; else free memory, or use a machine with more."
+_MEMORY_FIX = "Check that the sizes are right; else free memory, or use a machine with more."
 _LONGEST_LINE = 300
 
 
 def error_of(status: int, notes: Notes, last_lines: list[str], peak_bytes: int) -> LocalAttnError:
-    """Return the error for a command that did not end by itself.
+    """Return the error for a command that was killed or crashed.
 
     Args:
         status: of the process, as `os.wait4` returns it.
         notes: what the process was working on.
-        last_lines: what its libraries printed at the end.
+        last_lines: the last output of its libraries.
         peak_bytes: the most memory that it held.
     """
     import os
@@ -37,13 +37,13 @@ def error_of(status: int, notes: Notes, last_lines: list[str], peak_bytes: int) 
         what = "There is not enough memory" + (f" for {files}." if files else ".")
         why = f"The system ended the process ({_name(number)}), which held {peak_bytes / 1e9:.1f} GB."
         if said:
-            why = f"A library gave up: {_cut(said)}."
+            why = f"A library stopped: {_cut(said)}."
         return MissingDependency(what, why=why, fix=_MEMORY_FIX)
     if number == getattr(signal, "SIGXCPU", None):
         return MissingDependency(
             "The limit of processor time was reached" + (f" with {files}." if files else "."),
             why="The system ended the process (SIGXCPU).",
-            fix="Raise the limit (ulimit -t), or give the command less to do.",
+            fix="Raise the limit (ulimit -t), or use smaller inputs.",
         )
     how = f"was ended by {_name(number)}" if number else f"ended with code {os.WEXITSTATUS(status)} without a result"
     last = next((line for line in reversed(last_lines) if line.strip()), "")
@@ -53,7 +53,7 @@ def error_of(status: int, notes: Notes, last_lines: list[str], peak_bytes: int) 
         if files
         else "A library's own code failed.",
         why=f"The process {how}.{printed}",
-        fix="The file may be damaged, or made to do harm. Try another runtime, or another release of the library.",
+        fix="The file may be damaged or malicious. Try another runtime, or another release of the library.",
     )
 
 

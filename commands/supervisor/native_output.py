@@ -1,4 +1,4 @@
-"""Show what native libraries print on stderr: line by line, marked as theirs, with nothing that steers a terminal.
+"""Show the stderr output of native libraries: line by line, marked, without control characters.
 
 Libraries write names from a stranger's file as they are. So their lines begin with a bar, which no line of our own
 does. What they print as they give up is kept for the error that tells of it.
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from ...core.spelling import spelled
 from ..parts.console import FOREIGN
 
-# Colours of a library's log say nothing here.
+# Colours of a library's log are removed.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _BREAK = re.compile(rb"[\r\n]+")
 _LONGEST_LINE = 4000
 _MOST_KEPT = 200
 
-# What a library prints as it ends the process. The error says it.
+# Messages of a library that ends the process; the error reports them.
 _LAST_WORDS = re.compile(
     r"memory allocation of \d+ bytes failed|terminate called |  what\(\): |libc\+\+abi: |Fatal Python error: "
     r"|free\(\): |malloc\(\): |malloc_consolidate|double free |corrupted |munmap_chunk\(\)|realloc\(\): "
@@ -50,7 +50,7 @@ class NativeOutput:
         self._last: deque[str] = deque(maxlen=_MOST_KEPT)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes as they come."""
+        """Take bytes."""
         *lines, self._rest = _BREAK.split(self._rest + data)
         for line in lines:
             self._take(line)
@@ -59,7 +59,7 @@ class NativeOutput:
             self._rest = self._rest[_LONGEST_LINE:]
 
     def end(self) -> None:
-        """Take what has no line end."""
+        """Take the rest without a line end."""
         self._take(self._rest)
         self._rest = b""
 

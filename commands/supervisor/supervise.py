@@ -1,4 +1,4 @@
-"""Run the command in a child process, and answer for it whatever happens to it.
+"""Run the command in a child process, and report its end even after a crash.
 
 Native code of libraries crashes, aborts, and does not end when it is asked to. So the command line forks before it
 imports them. The child does the work, with the terminal, the streams and the process group that the command line was
@@ -103,7 +103,7 @@ def supervise() -> bool:
 
 
 def run_and_end(work: Callable[[], NoReturn]) -> NoReturn:
-    """Do the work in the child and end it: what called the command line goes on in the parent alone.
+    """Do the work in the child and end it; the caller of the command line continues only in the parent.
 
     It ends as Python does, with threads waited for and exit functions run, but libraries are not taken apart.
     """
@@ -134,14 +134,14 @@ _answered_for = False
 
 
 def hold_signals() -> None:
-    """Hold requests to end back until `release_signals`."""
+    """Hold signals to end back until `release_signals`."""
     global _held
     if _held is None:
         _held = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in REQUESTS])  # type: ignore[assignment]
 
 
 def release_signals() -> None:
-    """Let held requests come."""
+    """Deliver the held signals."""
     global _held
     if _held is not None:
         held, _held = _held, None
@@ -161,7 +161,7 @@ class _Supervisor:
         child: its number.
         memory: where it keeps its notes.
         output: the pipe on which its libraries' output comes.
-        trace: the file in memory into which it writes where it crashed; -1 where there is none.
+        trace: the file in memory for the place of a crash; -1 if there is none.
         spared: children that this process had before.
     """
 
@@ -228,7 +228,7 @@ class _Supervisor:
                 watched.remove(self._output)
 
     def _read(self) -> bool:
-        """Take what the libraries have printed; return False at the end of it."""
+        """Read the output of libraries; return False at its end."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._output, 65536):
                 self._libraries.feed(data)
@@ -286,7 +286,7 @@ def _terminal_settings() -> list[Any] | None:
 
 
 def _memory_file() -> int:
-    """Open a file in memory; -1 where the system has none."""
+    """Open a file in memory; -1 if the system has none."""
     try:
         return os.memfd_create("localattn-crash")
     except (AttributeError, OSError):
@@ -294,7 +294,7 @@ def _memory_file() -> int:
 
 
 def _trace_crashes(descriptor: int) -> None:
-    """Let Python write where it was into this file when the process crashes."""
+    """Let Python write its position into this file when the process crashes."""
     import faulthandler
 
     if descriptor >= 0 and not faulthandler.is_enabled():

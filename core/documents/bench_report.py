@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# Confidence level of each interval, at the least; shown beside it.
+# Minimum confidence level of each interval, shown next to it.
 CONFIDENCE = 0.95
 # If other programs take more than this share of the processors, figures say more about the machine than the models.
 OTHERS = 0.10
@@ -57,7 +57,7 @@ class Ratio(_Part):
         low: lower end of the interval of that median; None where there are too few rounds for one, or it is withheld.
         high: its upper end.
         busy: the machine was busy with other programs for more than half of the time: no interval and no verdict, for
-            chance is not what made the ratio what it is.
+            because the ratio then shows more than chance.
     """
 
     against: str
@@ -164,7 +164,7 @@ class NodeTime(_Part):
 
 
 class Profile(_Part):
-    """Where a candidate's time goes, by onnxruntime's profiler, in a run of its own apart from the timed ones.
+    """Where a candidate's time goes, measured by onnxruntime's profiler in a separate run.
 
     Args:
         label: of the candidate.
@@ -190,7 +190,7 @@ class Profile(_Part):
 
 
 class Machine(_Part):
-    """The machine that was measured on; no names of hosts, users or paths."""
+    """The machine of the measurement, without names of hosts, users or paths."""
 
     cpu: str
     cores: int
@@ -211,7 +211,7 @@ class BenchSettings(_Part):
 
 
 class BenchReport(_Part):
-    """All results of one benchmark; the first row is what the others are compared with."""
+    """All results of one benchmark; the others are compared with the first row."""
 
     format: Literal["localattn-bench"] = "localattn-bench"
     format_version: Literal[1] = 1

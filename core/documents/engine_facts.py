@@ -1,4 +1,4 @@
-"""Define the schema of `model.engine.json`, the file of facts beside every engine.
+"""Define the schema of `model.engine.json`, the sidecar of every engine.
 
 Nothing is written into the engine itself: any tool that runs TensorRT engines takes it as it is. What must hold before
 an engine may be opened (library version, GPU, plugin library) is read from here, because TensorRT reports a mismatch
@@ -16,9 +16,7 @@ from ..errors import UsageError
 from ..storage.publishing import MAX_BYTES
 from ..storage.reading import read_plain
 from .schema import Facts
-from .sidecar import CheckRecord, Sidecar, TensorSpec, parse_facts, read_sidecar, sidecar_path
-
-ENGINE_SUFFIX = ".engine"
+from .sidecar import CheckRecord, Sidecar, TensorSpec, parse_facts, sidecar_path
 
 
 class KernelName(Facts):
@@ -74,9 +72,9 @@ class BuildOptions(Facts):
         timing_cache: file of measured kernel times that was read and extended; None without one.
         profiles: sizes of the dynamic axes, empty for static shapes.
         version_compatible: later releases of TensorRT run it too; it holds code for that.
-        hardware_compatible: "ampere-plus" or "same-capability": other GPUs run it too; None for those of its targets.
+        hardware_compatible: "ampere-plus" or "same-capability": other GPUs run it too; None: only those in `targets`.
         refit: its weights can be replaced.
-        strip_weights: it has no weights, and runs once they were put in.
+        strip_weights: it has no weights, and runs only after they were added.
         embed_plugin: it holds the plugin library.
     """
 
@@ -93,7 +91,7 @@ class BuildOptions(Facts):
 
 
 class EngineFacts(Facts):
-    """Facts of an engine.
+    """The sidecar of an engine.
 
     Args:
         format: always "localattn-engine".
@@ -103,7 +101,7 @@ class EngineFacts(Facts):
         targets: GPUs it runs on, as "sm_86".
         platform: operating system and processor, as "linux-x86_64".
         device: name of the GPU that built it; "" where it was built without one.
-        dtype: element type of the weights and products: that of the ONNX file.
+        dtype: element type of weights and products, as in the ONNX file.
         inputs: inputs in order.
         outputs: outputs in order.
         plugin: how the attention nodes became plugins; None where their ONNX function was built.
@@ -116,7 +114,7 @@ class EngineFacts(Facts):
         versions: release of each package that took part.
         created: time of the build, ISO 8601.
         checks: what was checked after the build.
-        model: the facts of the ONNX file; None where it had no sidecar.
+        model: the sidecar of the ONNX file; None if it had none.
     """
 
     format: Literal["localattn-engine"] = "localattn-engine"
@@ -143,30 +141,19 @@ class EngineFacts(Facts):
 
 
 def read_engine_facts(engine: Path) -> EngineFacts:
-    """Read the facts beside an engine.
+    """Read the sidecar of an engine.
 
     Raises:
-        UsageError: there are none, or the file is not one of these; the first problem is named.
-        CheckFailed: they were altered after they were written.
+        UsageError: there is no sidecar, or the file is not one; the first problem is named.
+        CheckFailed: the sidecar was changed after it was written.
     """
     path = sidecar_path(engine)
     try:
         text = read_plain(path, MAX_BYTES)
     except OSError as error:
-        why = "The facts of an engine lie beside it: which library and GPU it is for, which plugin it needs."
+        why = "An engine needs its sidecar, which names its library, its GPU and its plugin."
         raise UsageError(
-            f"Cannot read {path}.", why=why, fix="Copy it together with the engine, or build the engine again."
+            f"Cannot read {path}.", why=why, fix="Copy the sidecar together with the engine, or build the engine again."
         ) from error
     what, fix = f"{path} does not describe an engine.", "Build the engine again with localattn build."
     return parse_facts(EngineFacts, path, text, lambda why: UsageError(what, why=why, fix=fix))
-
-
-def read_model_facts(model: Path) -> Sidecar | None:
-    """Read the facts of the exported model behind a file: an ONNX file, or an engine built from one.
-
-    Raises:
-        UsageError: a sidecar that is broken, or an engine without one.
-    """
-    if model.suffix.lower() == ENGINE_SUFFIX:
-        return read_engine_facts(model).model
-    return read_sidecar(model)

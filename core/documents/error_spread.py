@@ -39,7 +39,7 @@ class ErrorSpread:
 
     @property
     def total(self) -> int:
-        """Number of elements counted, those with no error among them."""
+        """Number of elements counted, including those without error."""
         return self.zero + sum(self.counts)
 
     def bins(self) -> Iterator[tuple[float, float, int]]:
@@ -61,7 +61,7 @@ class ErrorSpread:
             ValueError: the two spreads belong to outputs of different lengths.
         """
         if (self.positions, self.width) != (other.positions, other.width):
-            raise ValueError("The two spreads are of different positions.")
+            raise ValueError("The two spreads belong to outputs of different lengths.")
         sums: Counter[int] = Counter()
         for spread in (self, other):
             sums.update(dict(enumerate(spread.counts, spread.first_bin)))

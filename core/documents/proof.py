@@ -1,4 +1,4 @@
-"""Name what no check of an export can prove: arguments that the weights do not show.
+"""Name what no check of an export can prove: arguments that cannot be read from the weights.
 
 Export and reference are made from the same configuration. A wrong window is wrong in both, and they agree. Only
 outputs that the user's own model computed, the golden outputs, show whether the configuration is that model's.
@@ -25,7 +25,7 @@ def proven_by_golden(checks: Sequence[CheckRecord]) -> bool:
 
 
 def not_proven(arguments: Sequence[str], model: str) -> list[str]:
-    """Warn of arguments that nothing proves; no warning where there are none.
+    """Warn of arguments that no check proves; return no warning if there are none.
 
     Args:
         arguments: of the model's class, that its weights do not show.
@@ -34,14 +34,14 @@ def not_proven(arguments: Sequence[str], model: str) -> list[str]:
     if not arguments:
         return []
     return [
-        f"not proven against your own model: the weights do not show {', '.join(arguments)}, and a wrong value passes "
-        'every check. Prove them: localattn.record(model, inputs, "golden.npz") in Python, where your model runs, then '
+        f"not proven against your own model: {', '.join(arguments)} cannot be read from the weights, and a wrong "
+        'value passes every check. Prove them: localattn.record(model, inputs, "golden.npz") in Python, then '
         f"localattn parity {model} --golden golden.npz"
     ]
 
 
 def no_window(windows: Sequence[WindowFacts], checks: Sequence[CheckRecord], model: str) -> list[str]:
-    """Warn that a file has no layer with a window, and say what its checks therefore do not prove.
+    """Warn that a file has no layer with a window, and which checks therefore did not run.
 
     Args:
         windows: of the file's attention nodes.
@@ -57,15 +57,16 @@ def no_window(windows: Sequence[WindowFacts], checks: Sequence[CheckRecord], mod
     doubts = [f"{name}: {found[name].status}" for name in (WINDOW_CHECK, MEMORY_CHECK) if name in found]
     doubts = [doubt for doubt in doubts if not doubt.endswith("passed")]
     more = f" ({'; '.join(doubts)})" if doubts else ""
-    return [f"no attention window was found in {model}, so nothing is proven about one{more}"]
+    return [f"no attention window was found in {model}, so no window was checked{more}"]
 
 
 def likely(arguments: Sequence[str]) -> str:
     """Name the likely cause where golden outputs differ."""
-    other = "check that the weights and the golden outputs are of one model, recorded in evaluation mode"
+    other = "check that weights and golden outputs come from the same model, recorded in evaluation mode"
     if not arguments:
         return f"{other[:1].upper()}{other[1:]}."
     return (
-        f"Likely wrong: {', '.join(arguments)}, which the weights do not show. Set them in the configuration to what "
-        f"your model is made with; else {other}."
+        f"Likely wrong: {', '.join(arguments)}, which cannot be read from the weights. Set them in the configuration "
+        "to "
+        f"your model's own values; else {other}."
     )

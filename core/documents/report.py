@@ -12,12 +12,12 @@ from ..spelling import spelled
 if TYPE_CHECKING:
     from .sidecar import CheckRecord
 
-# The four outcomes of a check, and how each is shown.
+# The four outcomes of a check, and the sign that shows each.
 SIGNS = {"passed": "✓", "failed": "✗", "not proven": "?", "skipped": "-"}
 
 
 def count_outcomes(statuses: Iterable[str]) -> dict[str, int]:
-    """Count how often each of the four outcomes is among these."""
+    """Count how often each of the four outcomes occurs."""
     given = list(statuses)
     return {status: given.count(status) for status in SIGNS}
 
@@ -44,7 +44,7 @@ class Report(ABC):
 
     @property
     def warnings(self) -> list[str]:
-        """What is not proven, one sentence each; empty where everything is."""
+        """What is not proven, one sentence each; empty if everything is proven."""
         return []
 
     @property

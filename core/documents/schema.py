@@ -1,4 +1,4 @@
-"""Define how the facts beside a file are read and written as JSON.
+"""Define how sidecars are read and written as JSON.
 
 Importing this module imports pydantic: light modules import it inside functions.
 """
@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Facts(BaseModel):
-    """Base of everything in a file of facts."""
+    """Base of everything in a sidecar."""
 
-    # Unknown keys are kept, so that facts written by a newer release survive when this one adds a check.
+    # Unknown keys are kept, so that entries written by a newer release survive when this release adds a check.
     # A NaN figure is written as a string, because JSON has no NaN.
     model_config = ConfigDict(extra="allow", validate_by_name=True, ser_json_inf_nan="strings", protected_namespaces=())
 

@@ -1,4 +1,4 @@
-"""Define the schema of `model.onnx.json`, the file of facts beside every exported model.
+"""Define the schema of `model.onnx.json`, the sidecar of every exported model.
 
 An artefact's metadata lives here and never inside the artefact, so that the model stays a plain ONNX
 file. Importing this module imports pydantic: light modules import it inside functions.
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from ..errors import UsageError
 from ..geometry import WindowGeometry
@@ -67,7 +67,7 @@ class WindowFacts(Facts):
 class LayerFacts(Facts):
     """What happened to one upstream layer of a user's own module.
 
-    `detail` is its window if it was replaced, else why it was left as it is.
+    `detail` is its window if it was replaced, else the reason why it was not.
     """
 
     path: str
@@ -91,13 +91,17 @@ class CheckRecord(Facts):
 
 
 def class_title(class_name: str, kwargs: Mapping[str, Any]) -> str:
-    """Return a class in words: of a Hugging Face model its architecture, one of the arguments."""
+    """Return a class in words; for a Hugging Face model, its architecture."""
     architecture = kwargs.get("architecture")
     return f"transformers.{architecture}" if isinstance(architecture, str) else class_name
 
 
+# Options of an export by the names that files of older releases have → today's names.
+_OLD_OPTIONS = {"weights": "weight_dtype", "attention": "attention_dtype"}
+
+
 class Sidecar(Facts):
-    """Facts of an exported model.
+    """The sidecar of an exported model.
 
     Args:
         format: always "localattn-sidecar".
@@ -106,7 +110,7 @@ class Sidecar(Facts):
             ("package.module:function"); JSON key `class`.
         kwargs: its arguments.
         hyper_connections: release of hyper-connections whose numbers the export reproduces.
-        options: settings of the export that are no arguments of the class (AFTLocal's causal).
+        options: options of the export that differ from their defaults, by their names (`exporter/options.py`).
         inputs: inputs of the graph, in order.
         outputs: outputs of the graph, in order.
         seq_len: tokens a sequence; where the length is dynamic, the longest.
@@ -118,8 +122,8 @@ class Sidecar(Facts):
         layers: one entry per upstream layer of a user's own module.
         step: how a step graph is called; None for a file that takes whole sequences.
         function_body: the file contains the node's ONNX function in standard operators.
-        standard_ops: the file is in standard operators alone; `windows` are those of the nodes it was made from.
-        external_data: name of the file beside the model that holds the weights.
+        standard_ops: the file has standard operators only; `windows` describe the nodes that they replaced.
+        external_data: name of the file in the model's folder that holds the weights.
         versions: release of each package that took part.
         checkpoint_sha256: SHA-256 of the checkpoint; "" where a function made the weights too.
         checkpoint_name: its file name.
@@ -156,18 +160,26 @@ class Sidecar(Facts):
     checks: list[CheckRecord] = Field(default_factory=list)
     unproven: list[str] = Field(default_factory=list)
 
+    @field_validator("options", mode="before")
+    @classmethod
+    def _rename_old_options(cls, options: object) -> object:
+        """Give options of older releases today's names."""
+        if not isinstance(options, dict):
+            return options
+        return {_OLD_OPTIONS.get(name, name): value for name, value in options.items()}
+
     @property
     def title(self) -> str:
         """The class in words."""
         return class_title(self.class_name, self.kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts as JSON types, under the names of the file."""
+        """Return the sidecar as JSON types, under the names used in the file."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 def read_sidecar(model: Path) -> Sidecar | None:
-    """Read the facts beside a model; None where there is no sidecar.
+    """Read the sidecar of a model; None if there is none.
 
     Raises:
         UsageError: the sidecar is there but is not one; the first problem is named.
@@ -184,17 +196,17 @@ def read_sidecar(model: Path) -> Sidecar | None:
 
 
 def parse_facts(schema: type[_Facts], path: Path, text: bytes, broken: Callable[[str], UsageError]) -> _Facts:
-    """Parse the text of a file of facts, and check its seal.
+    """Parse the text of a sidecar, and check its seal.
 
     Args:
-        schema: what the facts must be.
+        schema: the schema that the text must fit.
         path: the file, for errors.
         text: its content; of a file that is too large, at least one byte more than is taken.
         broken: makes the error to raise for the first problem, which it is given in a sentence.
 
     Raises:
-        UsageError: they are no such facts; `broken` made the error.
-        CheckFailed: they were altered after they were written.
+        UsageError: the text does not fit; `broken` made the error.
+        CheckFailed: the sidecar was changed after it was written.
     """
     if len(text) > MAX_BYTES:
         raise broken(f"It is larger than {MAX_BYTES >> 20} MiB.")
@@ -203,12 +215,12 @@ def parse_facts(schema: type[_Facts], path: Path, text: bytes, broken: Callable[
     except ValidationError as error:
         raise broken(first_problem(error)) from error
     check_seal(path, text)
-    (facts.model_extra or {}).pop(SEAL, None)  # the seal belongs to the bytes of the file, not to the facts
+    (facts.model_extra or {}).pop(SEAL, None)  # the seal belongs to the bytes of the file, not to its entries
     return facts
 
 
 def first_problem(error: ValidationError) -> str:
-    """Write where facts go wrong first, and how."""
+    """Describe the first entry that does not fit the schema."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     return f"{place}: {first['msg']}" if place else first["msg"]

@@ -1,4 +1,4 @@
-"""Define what the sidecar says about a step graph: how to call it again and again to continue a sequence.
+"""Define what the sidecar says about a step file: how to call it repeatedly to continue a sequence.
 
 A step file takes `chunk` tokens a sequence, the number of tokens consumed before, and the caches; it gives
 the logits and the caches of the next call. Whoever runs it fills the caches once (`CacheFacts.fill`),
@@ -52,8 +52,8 @@ class StepFacts(Facts):
             those that 32 bits can count. A call with `position + chunk` beyond it is an error. None in older files,
             which count in 64 bits and run without end.
         in_place: one buffer may serve as a cache's input and its output. Else two take turns.
-        prefill: the file beside this one that takes larger chunks and leaves the same caches, or None.
-        early_start: the first call may begin before position 0: what lies there is hidden from every other position.
+        prefill: the file in the same folder that takes larger chunks and returns the same caches, or None.
+        early_start: the first call may begin before position 0: such positions are hidden from all others.
             So a prompt that fills no chunk is filled up in front.
     """
 
@@ -71,7 +71,7 @@ class StepFacts(Facts):
 
     @property
     def why_positions_end(self) -> str:
-        """A sentence that says why there is no position past `max_positions`."""
+        """Say in a sentence why there is no position past `max_positions`."""
         if self.max_positions == LARGEST_SIZE:
-            return f"The file counts {LARGEST_SIZE:,} positions, as many as 32 bits hold."
-        return f"The model learned numbers for each of {self.max_positions} positions."
+            return f"The file counts at most {LARGEST_SIZE:,} positions, the largest number in 32 bits."
+        return f"The model learned embeddings for {self.max_positions} positions only."

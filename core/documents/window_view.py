@@ -10,7 +10,7 @@ import numpy as np
 
 from ..geometry import WindowGeometry
 
-# Larger numbers, which another program's file may hold, are no real sizes, and would overflow 64 bits in a picture.
+# Larger sizes cannot be real; files of other programs may contain them, and they would overflow 64 bits in a picture.
 _LARGEST = 1 << 31
 # Tokens that show the pattern of a layer without a window.
 _SHOWN = 64
@@ -45,12 +45,12 @@ class WindowView:
 
     @property
     def depth(self) -> int:
-        """Number of layers, which reports take to follow one another."""
+        """Number of layers; reports assume that each follows the previous one."""
         return max(1, len(self.layers))
 
     @property
     def sequence(self) -> int:
-        """The length of the sequence, or, where it is unknown, as many tokens as show the pattern."""
+        """The length of the sequence; if unknown, enough tokens to show the pattern."""
         return self.length or self.pattern
 
     @property
@@ -104,7 +104,7 @@ class WindowView:
 
 
 def views(windows: Iterable[tuple[str, WindowGeometry]], length: int | None) -> list[WindowView]:
-    """Group layers with the same window, in the order of the first of each; impossible sizes are left out."""
+    """Group layers with the same window, in the order of their first layers; skip impossible sizes."""
     grouped: dict[WindowGeometry, list[str]] = {}
     for name, geometry in windows:
         if geometry.keys_per_window <= _LARGEST:
@@ -113,7 +113,7 @@ def views(windows: Iterable[tuple[str, WindowGeometry]], length: int | None) -> 
 
 
 def bias_views(name: str, window: int, causal: bool, length: int | None) -> list[WindowView]:
-    """Return the view of an AFT-local layer's biases: those of the `window` - 1 positions on each side."""
+    """Return the view of an AFT-local layer's biases, for the `window` - 1 positions on each side."""
     reach = window - 1
     if not 0 <= reach <= _LARGEST:
         return []

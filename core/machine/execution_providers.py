@@ -1,4 +1,4 @@
-"""onnxruntime's names of the execution providers that this package runs on, by the names that options have for them."""
+"""Map the names of execution providers in options to onnxruntime's names."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ CPU, CUDA, TENSORRT = (f"{name}{_SUFFIX}" for name in ("CPU", "CUDA", "Tensorrt"
 
 
 def short_name(execution_provider: str) -> str:
-    """Return onnxruntime's name of a provider without the ending that all of them share."""
+    """Return onnxruntime's name of a provider without the common ending."""
     return execution_provider.removesuffix(_SUFFIX)

@@ -1,4 +1,4 @@
-"""Find how much memory this process may have: what the machine has, and what limits leave of it."""
+"""Find how much memory this process may use: the machine's memory, or less if limits are set."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memor
 
 
 def memory_limit() -> int | None:
-    """Return the most bytes of memory that this process can have; None where the system does not say."""
+    """Return the most bytes of memory that this process may use; None if the system does not say."""
     known = [*_physical(), *_of_cgroup(), *_of_process()]
     return min(known, default=None)
 
 
 def check_fits(what: str, size: int, fix: str) -> None:
-    """Refuse what cannot fit into memory, before any of it is allocated.
+    """Refuse a size that cannot fit into memory, before it is allocated.
 
     Args:
         what: beginning of the error's text, as "Input 'x' of float32 [1, 64]".
@@ -36,7 +36,7 @@ def check_fits(what: str, size: int, fix: str) -> None:
     if limit is not None and size > limit:
         raise MissingDependency(
             f"{what} does not fit into memory.",
-            why=f"It takes {size / 2**30:,.1f} GiB, and this process can have {limit / 2**30:,.1f} GiB.",
+            why=f"It needs {size / 2**30:,.1f} GiB, and this process may use {limit / 2**30:,.1f} GiB.",
             fix=fix,
         )
 

@@ -1,16 +1,13 @@
-"""Hold settings of the process: whether it is ours, no telemetry, and workers that end with their parent."""
+"""Manage settings of the process: whether it is ours, telemetry off, workers that end with their parent."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from types import ModuleType
 
-# Whether this process is the command line, or one of its workers. Only there are settings changed that hold for a
+# Whether this process is the command line or one of its workers. Only then may settings be changed that hold for a
 # whole process, such as the level of onnxruntime's logger.
 owned = False
 
@@ -22,25 +19,6 @@ def without_telemetry() -> None:
     environment says takes precedence. Source: Privacy.md of its wheel.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-
-def import_without_telemetry(name: str) -> ModuleType:
-    """Import a package, and keep it from sending telemetry and from writing files for it.
-
-    OpenVINO writes `~/intel` as it is imported, unless its package for telemetry is missing.
-
-    Raises:
-        ImportError: the package is not installed, or is broken.
-    """
-    without_telemetry()
-    hidden = "openvino_telemetry" not in sys.modules
-    if hidden:
-        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
-    try:
-        return import_module(name)
-    finally:
-        if hidden:
-            del sys.modules["openvino_telemetry"]
 
 
 @contextmanager
@@ -74,4 +52,4 @@ def _watch(sentinel: int) -> None:
     from multiprocessing.connection import wait
 
     wait([sentinel])
-    os._exit(1)  # nobody is left to report to
+    os._exit(1)  # the parent is gone, so there is nobody to report to

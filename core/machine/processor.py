@@ -32,12 +32,13 @@ def host_arch() -> Arch:
         if arch == found:
             return arch
     raise UsageError(
-        f"No plugin library is built for {found} processors.", fix=f"Give {argument('arch', 'x86_64')} or aarch64."
+        f"Plugin libraries cannot be built for {found} processors.",
+        fix=f"Give {argument('arch', 'x86_64')} or aarch64.",
     )
 
 
 def refuse_foreign(library: Path, header: bytes) -> None:
-    """Refuse a file that is no library for this processor.
+    """Refuse a file that is not a library for this processor.
 
     Args:
         library: its path, for the error.

@@ -1,4 +1,4 @@
-"""Give memory back between the steps of an export, so that its peak is that of one step and not of their sum.
+"""Return memory to the system between the steps of an export, so that the peak is that of the largest step.
 
 Freed memory stays with the C library, and pages of a mapped checkpoint stay resident once they were read. Linux with
 glibc takes both back on request; elsewhere nothing is done.
@@ -51,7 +51,7 @@ def _one_within(addresses: Sequence[int], start: int, end: int) -> bool:
 
 
 def _drop_pages(library: ctypes.CDLL, mappings: Iterable[tuple[int, int]]) -> None:
-    """Return the pages of mappings to the system, but of those that were written to."""
+    """Return pages of mappings to the system, except pages that were written to."""
     for start, end in mappings:
         if _is_unwritten(start, end):
             library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
@@ -76,13 +76,13 @@ def _mapped_files() -> list[tuple[int, int, str]]:
 
 
 def _is_unwritten(start: int, end: int) -> bool:
-    """Return whether the pages of a mapped file are all the file's: one that was written to is the process's own."""
+    """Return whether no page of a mapped file was written to, which would make it the process's own."""
     first, last = start // mmap.PAGESIZE, end // mmap.PAGESIZE
     try:
         with (_SELF / "pagemap").open("rb") as file:
             file.seek(first * _ENTRY.itemsize)
             pages = np.frombuffer(file.read((last - first) * _ENTRY.itemsize), _ENTRY)
-    except OSError:  # a system that does not tell
+    except OSError:  # a system that does not report it
         return False
     own = (pages & _PRESENT != 0) & (pages & _OF_A_FILE == 0)
     return pages.size == last - first and not (own | (pages & _SWAPPED != 0)).any()

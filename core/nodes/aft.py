@@ -1,4 +1,4 @@
-"""The contract of the AFT-local nodes: a gated mean over the whole sequence, with learned biases near the query.
+"""Define the AFT-local nodes: a gated mean over the whole sequence, with learned biases near the query.
 
 With `T` positions, `B` batch, `D` channels, and `r` how far the biases reach:
 
@@ -58,7 +58,7 @@ class AftVariant:
         return ("gate", "key", "value", "position_bias", *chosen(("key_mask", self.has_mask)))
 
     def reach(self, columns: int) -> int:
-        """Return how far biases of so many columns reach."""
+        """Return how far biases with this many columns reach."""
         return columns - 1 if self.causal else (columns - 1) // 2
 
 

@@ -1,4 +1,4 @@
-"""The contract of the WindowedAttention node: its names, inputs and attributes.
+"""Define the WindowedAttention node: its names, inputs and attributes.
 
 The exporter writes it, its ONNX function implements it in standard operators, kernels and plugins
 implement it natively, reports read it back. One entry here is one op type: variants that differ in
@@ -31,13 +31,13 @@ DOMAIN = "localattn"
 DOMAIN_VERSION = 1
 PLUGIN_NAMESPACE = "localattn"
 PLUGIN_VERSION = "1"
-# Attributes of every node that plugins compute: by them TensorRT prefers the plugin to the function.
+# Attributes of every node that plugins compute; because of them TensorRT prefers the plugin to the function.
 PLUGIN_ATTRIBUTES: dict[str, Any] = {"plugin_namespace": PLUGIN_NAMESPACE, "plugin_version": PLUGIN_VERSION}
 # Attributes that describe a window.
 WINDOW_ATTRIBUTES = ("window_size", "look_backward", "look_forward", "causal", "exact_windowsize")
 
 # The score of a token with itself when query and key share their projection (upstream's
-# TOKEN_SELF_ATTN_VALUE): low enough to vanish beside any other key, above every masked one.
+# TOKEN_SELF_ATTN_VALUE): low enough to vanish next to any other key, but above every masked key.
 SELF_SCORE = -5e4
 
 # Lower biases (-inf too) are raised to this: they hide a key beside any other, and make no row NaN.
@@ -116,7 +116,7 @@ def xpos_problem(head_dim: int) -> str:
     """Return why xpos cannot scale heads of this width, or "" if it can."""
     if head_dim >= 2 and head_dim % 2 == 0:
         return ""
-    return f"Heads are {head_dim} wide; xpos scales channels in pairs."
+    return f"the head size is {head_dim}, but xpos scales channels in pairs and needs an even size."
 
 
 def check_xpos(head_dim: int) -> None:
@@ -157,7 +157,7 @@ def geometry_of(attributes: Mapping[str, Any]) -> WindowGeometry:
 
     Raises:
         KeyError: an attribute of the window is missing.
-        UsageError: there is no such window.
+        UsageError: the attributes describe no valid window.
     """
     if attributes.keys() & WINDOW_ATTRIBUTES == {"causal"}:  # a node that sees all keys
         return WindowGeometry.all_keys(causal=bool(attributes["causal"]))

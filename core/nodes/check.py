@@ -30,7 +30,7 @@ _VARIANTS: Mapping[str, _AttentionVariant] = {
     **GROUPED_BY_OP_TYPE,
     **STEP_VARIANT_BY_OP_TYPE,
 }
-# No window is longer, and none gathers more than twice as many keys: products of a few of these stay within 64 bits.
+# Longest window. A window gathers at most twice as many keys, so that products of a few such sizes fit in 64 bits.
 _LONGEST_WINDOW = 2**31
 
 
@@ -95,10 +95,10 @@ def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], h
 
 
 def _check_fixed(op_type: str, attributes: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Refuse any attribute but these, each with its one value; a node may lack them."""
+    """Refuse any attribute other than these, or with another value; a node may lack them."""
     for name, value in attributes.items():
         if name not in known or known[name] != value:
-            raise UsageError(f"{shown(name)} is no attribute of {op_type}, or not with this value.")
+            raise UsageError(f"{op_type} has no attribute {shown(name)} with this value.")
 
 
 def _check_attention(variant: _AttentionVariant, attributes: Mapping[str, Any], head_dim: int | None) -> None:
@@ -115,8 +115,8 @@ def _check_attention(variant: _AttentionVariant, attributes: Mapping[str, Any], 
     geometry = geometry_of(attributes)
     if geometry.keys_per_window > 2 * _LONGEST_WINDOW:
         raise UsageError(
-            f"Attributes look_backward and look_forward count {shown(geometry.keys_per_window)} keys a window; "
-            f"{2 * _LONGEST_WINDOW} is the most."
+            f"Attributes look_backward and look_forward give {shown(geometry.keys_per_window)} keys per window; "
+            f"at most {2 * _LONGEST_WINDOW} are allowed."
         )
     if variant.has_xpos and head_dim is not None and xpos_problem(head_dim):
         raise UsageError(f"Attribute xpos_scale_base: {xpos_problem(head_dim)}")

@@ -1,4 +1,4 @@
-"""Define the fused nodes: what lies between a model's products and attention, one node for each pass.
+"""Define the fused nodes, which compute what is between matrix products and attention in one pass each.
 
 Their ONNX functions are standard operators, which every runtime inlines, TensorRT too: no plugin is needed. The
 compiled kernels for onnxruntime on the CPU compute each in one pass over its tensors (`plugins/cpu`).

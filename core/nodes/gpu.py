@@ -1,4 +1,4 @@
-"""The op types that the GPU kernels and plugins compute."""
+"""List the op types that the GPU kernels and plugins compute."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .attention import VARIANTS, NodeAttributes, NodeVariant
 from .grouped import GROUPED_VARIANTS, GroupedAttributes, GroupedVariant
 from .step import STEP_VARIANTS, StepVariant
 
-# One op type of the nodes that kernels compute, and the attributes of such a node.
+# A node that kernels compute: its op type and its attributes.
 KernelNode = NodeVariant | GroupedVariant
 KernelAttributes = NodeAttributes | GroupedAttributes
 
@@ -22,16 +22,16 @@ RINGS_BY_OP_TYPE = {node.op_type: node for node in RINGS}
 SERVED_OP_TYPES = tuple(node.op_type for node in (*SERVED, *AFT_VARIANTS, *RINGS))
 SERVED_BY_OP_TYPE = {node.op_type: node for node in SERVED}
 
-# Narrower heads do not fill a product of the matrix units; wider ones do not fit a tile, which holds whole rows.
+# Narrower heads do not fill the matrix units; wider heads do not fit in a tile, which holds whole rows.
 NARROWEST_HEAD, WIDEST_HEAD = 16, 256
-# Products in fp32 of wider heads do not fit the registers beside a ring that is written.
+# With wider heads, fp32 products and the ring that is written do not fit in registers together.
 WIDEST_FP32_RING_HEAD = 128
 # The first compute capability with matrix products of fp8 (NVIDIA's table of precisions), and what its kernels take:
 # wider heads do not fit the registers.
 OLDEST_WITH_FP8, WIDEST_FP8_HEAD = 89, 128
-# Inputs and options of nodes that the kernels of fp8 do not take.
+# Inputs and options of nodes that the fp8 kernels do not support.
 _NOT_IN_FP8 = ("has_bias", "has_xpos", "has_softcap", "has_sinks")
-# Below, the two halves of the xpos decay could leave the range of fp32 within one block of queries.
+# With a smaller base, the halves of the xpos decay could leave the range of fp32 within one block of queries.
 SMALLEST_XPOS_BASE = 1.0
 
 

@@ -1,4 +1,4 @@
-"""The contract of the grouped nodes: attention whose query heads share heads of keys and values.
+"""Define the grouped nodes: attention whose query heads share heads of keys and values.
 
 `GroupedWindowedAttention` sees a window, like `WindowedAttention`; `GlobalAttention` sees all keys, if causal those up
 to the query. Both may cap their scores and have sinks. What differs in inputs or in the function's operators is an op
@@ -52,7 +52,7 @@ class GroupedVariant:
     has_softcap: bool = False
     has_sinks: bool = False
 
-    # What only WindowedAttention has.
+    # Inputs and options that only WindowedAttention has.
     has_bias = has_xpos = False
 
     @property
@@ -110,7 +110,7 @@ class GroupedAttributes:
 
 # Queries that GlobalAttention's function takes at a time: more make larger products, and larger scores.
 _GLOBAL_BLOCK = 64
-# Blocks that a short sequence is cut into, so that its scores are not the length squared.
+# Number of blocks of a short sequence, so that its scores are not n × n.
 _FEWEST_BLOCKS = 4
 
 

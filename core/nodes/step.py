@@ -1,4 +1,4 @@
-"""The contract of the step nodes: windowed attention that goes on from a ring buffer of keys and values.
+"""Define the step nodes: windowed attention that continues from a ring buffer of keys and values.
 
 One call takes the next `C` tokens of a sequence and the ring that the tokens before them left; it gives
 their outputs and the ring as the next call needs it. The key of position `s` lies in slot `s mod R`, and the ring
@@ -15,7 +15,7 @@ block-local       `(b + 1)·w`     `s ≥ (t // w - b)·w`
 and output cache may be one buffer. `WindowedAttentionChunk` takes several: the chunk's early queries need keys
 whose slots its late keys take, so it attends to the old ring and the new keys side by side, and writes last.
 
-What follows from the position alone comes in ready-made: the graph computes it once for all layers, and an
+Values that depend only on the position are inputs: the graph computes them once for all layers, and an
 implementation needs no geometry. With `B` batch, `H` heads, `D` head size and `V` the keys attended to (`R`
 for a step, `R + C` for a chunk):
 
@@ -129,5 +129,5 @@ class StepAttributes:
     softcap: float = 0.0
 
     def as_onnx(self, variant: StepVariant | None = None) -> dict[str, Any]:
-        """Return names and values as a node of this op type stores them; by default of one that shares no heads."""
+        """Return names and values as a node of this op type stores them; by default, of nodes without shared heads."""
         return stored_attributes(self, (variant or StepVariant(chunked=False)).attribute_names)

@@ -1,1 +1,1 @@
-"""Read and write files: written whole or not at all, and libraries kept between runs."""
+"""Read files, write files whole or not at all, and keep libraries between runs."""

@@ -1,4 +1,4 @@
-"""Find out whether another user of this machine could change a file, or replace it."""
+"""Find out whether another user of this machine could change or replace a file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import stat
 from pathlib import Path
 
-_MOST_LINKS = 40  # as Linux follows at most
+_MOST_LINKS = 40  # Linux follows at most this many
 
 
 def why_exposed(path: Path) -> str:
-    """Say in a sentence how another user could replace or change a file; "" if only its user and root can.
+    """Say in a sentence how another user could change or replace a file; "" if only its owner and root can.
 
     The file, its folder and every folder above must belong to this user or to root and be writable by nobody else.
     Access lists (ACL) that let others write appear in the group's bits of the mode, so they count.
@@ -61,7 +61,7 @@ def why_exposed(path: Path) -> str:
 
 
 def link_of_another(path: Path) -> Path | None:
-    """Find a symbolic link on the way to a file that neither this user nor root has made; None if there is none.
+    """Find a symbolic link in a file's path that another user than this one or root made; None if there is none.
 
     Raises:
         OSError: a folder on the way cannot be looked at.

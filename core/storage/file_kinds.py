@@ -1,4 +1,4 @@
-"""Tell what kind of file a path names, by its suffix, and what kind a file is, by its first bytes.
+"""Recognize the kind of a path by its suffix, and the kind of a file by its first bytes.
 
 A command replaces a file only with one of the same kind: `Kind` says which names and which contents belong to it.
 """
@@ -17,7 +17,7 @@ from ..errors import UsageError
 
 # Suffixes of configurations, which may have the stem of their checkpoint.
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
-# Enough for every magic number here; JSON is read whole, up to the size a file of facts can have.
+# Enough for every magic number here; JSON is read whole, up to the size limit of a sidecar.
 _START = 4096
 _LARGEST_JSON = 16 << 20
 
@@ -30,7 +30,7 @@ MODEL = "an ONNX file"
 PROGRAM = "a library or program"
 ARCHIVE = "a tar"
 ZIP = "a ZIP archive"
-FACTS = "the facts of a model, engine, library or bundle"
+FACTS = "the sidecar of a model, engine or library, or the manifest of a bundle"
 CONFIG = "the configuration of a model"
 REPORT = "a JSON report"
 DOCUMENT = "another JSON document"
@@ -46,13 +46,12 @@ class Kind:
 
     Args:
         name: how errors name it, with its article: "an ONNX file".
-        suffixes: the suffixes of its names, in lower case; none: every suffix that no other kind has.
+        suffixes: the suffixes of its names, in lower case; if empty, every suffix that no other kind has.
         contents: what an existing file must contain to be replaced by one of this kind, as `contents_of` returns it.
-        facts: whether a file of facts (`NAME.json`) is written beside it.
+        facts: whether a sidecar (`NAME.json`) is written for it.
         folder: whether a folder of this name may exist; it is checked by the code that writes into it.
-        extended: whether an existing file is read and extended, which needs no permission; one of this kind it must be,
-            an empty file is none.
-        companion: whether it is published together with the main output, whose facts describe it.
+        extended: whether an existing file is extended without --force; it must already be of this kind and not empty.
+        companion: whether it is published together with the main output, whose sidecar describes it.
     """
 
     name: str
@@ -68,7 +67,7 @@ ONNX = Kind("an ONNX file", (".onnx",), frozenset({MODEL}), facts=True)
 ENGINE = Kind("an engine", (".engine",), frozenset({UNKNOWN}), facts=True)
 LIBRARY = Kind("a library", (".so",), frozenset({PROGRAM}), facts=True)
 COMPANION = Kind("a library", (".so",), frozenset({PROGRAM}), companion=True)
-REWRITTEN = Kind("an ONNX file", (".onnx",), frozenset({MODEL}))  # without facts
+REWRITTEN = Kind("an ONNX file", (".onnx",), frozenset({MODEL}))  # without a sidecar
 NPZ = Kind("an .npz file", (".npz",), frozenset({ARRAYS}))
 JSON_REPORT = Kind("a JSON report", (".json",), frozenset({REPORT}))
 MARKDOWN = Kind("a Markdown report", (".md",), frozenset({TEXT}))
@@ -90,13 +89,13 @@ _CLAIMED = {
 
 
 def kind_named(path: Path, kinds: tuple[Kind, ...]) -> Kind | None:
-    """Return the one of these kinds that a path's name belongs to; None if its name is of another kind."""
+    """Return the kind, of these, to which a path's name belongs; None if it belongs to none."""
     suffix = path.suffix.lower()
     for kind in kinds:
         if suffix not in kind.suffixes if kind.suffixes else suffix in _CLAIMED:
             continue
         if kind is JSON_REPORT and Path(path.stem).suffix.lower() in (*ONNX.suffixes, *ENGINE.suffixes, ".so"):
-            continue  # the name of a file of facts
+            continue  # the name of a sidecar
         return kind
     return None
 
@@ -108,13 +107,13 @@ def name_error(path: Path, kinds: tuple[Kind, ...]) -> UsageError:
     known = [suffix for kind in kinds for suffix in kind.suffixes]
     return UsageError(
         f"{path} is not called {' or '.join(kind.name for kind in kinds)}.",
-        why="What a file is can be told from its suffix, and NAME.onnx.json holds the facts of NAME.onnx.",
+        why="The suffix tells what a file is, and NAME.onnx.json is the sidecar of NAME.onnx.",
         fix=f"Give it a name that ends in {', '.join(known)}." if known else "Choose another suffix, or none.",
     )
 
 
-def configs_beside(checkpoint: Path) -> list[Path]:
-    """List where the configuration of a checkpoint may lie without being named; the first that exists counts."""
+def default_configs(checkpoint: Path) -> list[Path]:
+    """List the default paths of a checkpoint's configuration; the first that exists counts."""
     names = [stem + suffix for stem in (checkpoint.stem, "config") for suffix in CONFIG_SUFFIXES]
     return [checkpoint.with_name(name) for name in names if name != checkpoint.name]
 
@@ -175,9 +174,9 @@ def _is_onnx(start: bytes) -> bool:
 
 
 def _is_timing_cache(start: bytes, size: int) -> bool:
-    # Two headers were seen: of TensorRT 10.3 on a Jetson Orin, 24 bytes, and of TensorRT-RTX 1.7, 20 bytes. Each states
+    # Two headers are known: of TensorRT 10.3 on a Jetson Orin, 24 bytes, and of TensorRT-RTX 1.7, 20 bytes. Each states
     # how many bytes follow it. Engines of these releases begin with other letters.
-    follow = {16: 24, 8: 20}  # where the number stands, and the length of its header
+    follow = {16: 24, 8: 20}  # where this number is, and the length of the header
     sizes = [int.from_bytes(start[place : place + 8], "little") + header for place, header in follow.items()]
     return start.startswith(b"ptrt") and size > max(follow.values()) and size in sizes
 

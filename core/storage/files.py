@@ -1,6 +1,6 @@
-"""Write files so that they appear whole or not at all, and compute fingerprints of files.
+"""Write files whole or not at all, and compute fingerprints of files.
 
-Work is done in a temporary folder beside its target. Its name follows from the target's, and the process that writes
+Work is done in a temporary folder next to its target. Its name follows from the target's, and the process that writes
 the target holds its lock. So no two processes write the same file, and what a killed process left behind can be
 distinguished from what another one is using; the next process that writes there removes it. All is done by the open
 descriptors of both folders (`core/storage/open_folder.py`).
@@ -41,9 +41,9 @@ _PREFIX = ".localattn-"
 _NAME = re.compile(re.escape(_PREFIX) + "[0-9a-f]{16}")
 # Seconds to wait for a lock, which a process that removes abandoned folders holds for a moment.
 _PATIENCE = 1.0
-# How often a folder that was just made may be gone or another one before it is locked.
+# How often a new folder may be removed or replaced before it is locked, until this process gives up.
 _MOST_LOST = 1000
-# An empty file in a temporary folder, the first that is made and the last that is removed.
+# An empty file in a temporary folder: made first and removed last.
 MARK = ".localattn"
 # The folders that this thread holds, by target: nested calls work in the same folder.
 _held: ContextVar[Mapping[Path, _Work]] = ContextVar("held", default=MappingProxyType({}))
@@ -52,7 +52,7 @@ last_look: ContextVar[Callable[[Path], None]] = ContextVar("last_look", default=
 
 
 def is_file(path: Path) -> bool:
-    """Check whether a path leads to a plain file; a name that no file can have leads to none."""
+    """Check whether a path leads to a regular file; an impossible name does not."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -101,7 +101,7 @@ class _Work(NamedTuple):
 
 @contextmanager
 def work_folder(target: Path, *, wait: bool = False) -> Iterator[Path]:
-    """Make and lock the temporary folder beside `target`, and remove it on every way out.
+    """Make and lock the temporary folder next to `target`, and always remove it at the end.
 
     Folders that killed processes left there are removed first.
 
@@ -142,7 +142,7 @@ def work_folder(target: Path, *, wait: bool = False) -> Iterator[Path]:
 
 
 def _keys(target: Path) -> tuple[Path, Path]:
-    """Return a target as it is spelled, and where that leads; the first is looked up first, as links may change."""
+    """Return a target as spelled, and the path that it leads to; look up the spelling first, as links may change."""
     return target.absolute(), target.absolute().parent.resolve() / target.name
 
 
@@ -153,7 +153,7 @@ def _held_for(target: Path) -> _Work | None:
 
 @contextmanager
 def folder_of(path: Path) -> Iterator[OpenFolder]:
-    """Give the folder that holds a file: as it was opened when the work began, if it is one of this thread's."""
+    """Give the folder of a file, as it was opened at the start if this thread opened it."""
     work = _held_for(path)
     if work is not None:
         yield work.parent
@@ -167,7 +167,7 @@ def folder_of(path: Path) -> Iterator[OpenFolder]:
 
 
 def _locked_folder(target: Path, parent: OpenFolder, wait: bool) -> OpenFolder:
-    """Make a folder whose descriptor holds its lock; one of its own name where locks do not work."""
+    """Make a folder that is locked by its descriptor; where locks do not work, a folder with a unique name."""
     name = _PREFIX + hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]
     deadline, lost = time.monotonic() + _PATIENCE, 0
     while HAS_LOCKS:
@@ -184,7 +184,7 @@ def _locked_folder(target: Path, parent: OpenFolder, wait: bool) -> OpenFolder:
             if not wait and time.monotonic() > deadline:
                 raise UsageError(
                     f"{target} is being written by another process.",
-                    why="Only one can write a file at a time.",
+                    why="Only one process can write a file at a time.",
                     fix="Wait until it has finished, or choose another name.",
                 ) from None
             lost = 0
@@ -224,7 +224,7 @@ def _locked_folder(target: Path, parent: OpenFolder, wait: bool) -> OpenFolder:
 
 def _not_ours(target: Path, folder: Path) -> UsageError:
     return UsageError(
-        f"Cannot write {target}.", why=f"{folder} is not a folder of yours.", fix="Look at what it is, and remove it."
+        f"Cannot write {target}.", why=f"{folder} is not your folder.", fix="Look at its contents, and remove it."
     )
 
 
@@ -248,7 +248,7 @@ def _lock(parent: OpenFolder, name: str) -> OpenFolder:
 
 
 def _is_private_and_empty(folder: OpenFolder) -> bool:
-    """Close an empty folder to all but its owner, where the file system keeps modes; return whether it is empty then.
+    """Let only the owner access an empty folder, where the file system keeps modes; return whether it is still empty.
 
     The mark of a group (setgid), which the files in it inherit, stays.
     """
@@ -270,7 +270,7 @@ def _is_at(folder: OpenFolder, parent: OpenFolder, name: str) -> bool:
 
 
 def is_marked(folder: OpenFolder) -> bool:
-    """Return whether this package made a folder: nobody else can put a file of this user's into it.
+    """Return whether this package made a folder, by a file of this user that nobody else could have put there.
 
     Whoever can write to the folder above can give any folder there the name of a temporary one.
     """
@@ -327,31 +327,31 @@ def look_again(target: Path, place: OpenFolder) -> None:
     if not place.is_at(target.absolute().parent):
         raise UsageError(
             f"Cannot write {target}.",
-            why="Its folder was replaced by another one during the work.",
-            fix="Write into a folder that nobody else can write to.",
+            why="Its folder was replaced during the work.",
+            fix="Choose a folder that nobody else can write to.",
         )
 
 
 def displaced(target: Path) -> UsageError:
-    """Return the error to raise where another file lies in a place as soon as it was written."""
+    """Return the error for an output that was replaced as soon as it was written."""
     return UsageError(
         f"{target} was replaced as soon as it was written.",
-        why="Somebody else can write to its folder, and did.",
-        fix="Write into a folder of your own.",
+        why="Another user or program wrote to its folder.",
+        fix="Choose a folder that only you can write to.",
     )
 
 
-# What to do about each cause; for any other, the advice is another place.
+# Advice for each cause; for any other cause, the advice is another folder.
 _REMEDIES = {
     errno.ENOSPC: "Free some space on that disk, or write to another one.",
     errno.EDQUOT: "Free some space, or write to another disk.",
-    errno.EFBIG: "Write to a disk that takes files of this size.",
+    errno.EFBIG: "Choose a disk that supports files of this size.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
 }
 
 
 def write_error(target: Path, error: OSError) -> UsageError:
-    """Return the error to raise where the system refuses to write a target."""
+    """Return the error for a target that the system refuses to write."""
     name = f": {error.filename}" if error.filename and not str(error.filename).startswith("/proc/") else ""
     return UsageError(
         f"Cannot write {target}.",

@@ -1,4 +1,4 @@
-"""Give the digest of what this release builds each kind of library from, without importing the plugins.
+"""Give the digest of the sources of each kind of library, without importing the plugins.
 
 `localattn/__init__.py` registers the functions that compute it; that costs nothing until a digest is needed.
 """
@@ -16,5 +16,5 @@ def register_fingerprint(kind: str, compute: Callable[[], str]) -> None:
 
 
 def fingerprint_of(kind: str) -> str:
-    """Return the digest of what this release makes such a library from; KeyError for an unknown kind."""
+    """Return the digest of a library's sources in this release; KeyError for an unknown kind."""
     return _REGISTERED[kind]()

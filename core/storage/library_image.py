@@ -1,4 +1,4 @@
-"""Read a file once, and load exactly the bytes that were read: nothing can change them between a check and the load.
+"""Read a library once and load exactly the bytes that were read, so that it cannot change between check and load.
 
 The standard library is enough: bundles carry this file to devices without localattn.
 """
@@ -40,7 +40,7 @@ def read_regular_file(path: str | os.PathLike[str], most: int = MAX_LIBRARY, *, 
         OSError: it cannot be opened, is a link, a folder, a pipe or a device, or is larger than `most`.
     """
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe without a writer must not hold the process
+    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe without a writer must not block the process
     flags |= 0 if follow_link else getattr(os, "O_NOFOLLOW", 0)
     with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as stream:
         found = os.fstat(stream.fileno())
@@ -55,7 +55,7 @@ def read_regular_file(path: str | os.PathLike[str], most: int = MAX_LIBRARY, *, 
 
 
 def loadable(data: bytes, name: str) -> str:
-    """Return a path from which the dynamic loader gets these bytes and no others, until the process ends.
+    """Return a path from which the dynamic loader gets exactly these bytes, until the process ends.
 
     On Linux it leads to a sealed file in memory. Its descriptor stays open: the loader remembers libraries by their
     path, so the number must not be used again for another library. Elsewhere it leads to a copy in a private folder.
@@ -75,12 +75,12 @@ def loadable(data: bytes, name: str) -> str:
 
 
 def for_child(image: str) -> str:
-    """Return the path by which another process of this user opens what `loadable` returned, while this one lives."""
+    """Return the path by which another process of this user opens a `loadable` library, while this process lives."""
     return image.replace("/proc/self/", f"/proc/{os.getpid()}/")
 
 
 def _in_memory(data: bytes, name: str) -> str:
-    """Write a sealed memory file and return its path; "" where the system has none."""
+    """Write a sealed memory file and return its path; "" if the system has no such files."""
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except (AttributeError, OSError):

@@ -1,4 +1,4 @@
-"""Find libraries of compiled kernels that may be loaded automatically, and load any of them in one safe way.
+"""Find libraries of compiled kernels that may be loaded automatically, and load libraries safely.
 
 A library is code. It is loaded automatically only from an installed package or from the user's own cache, where
 nobody else can write (`core/storage/exposed.py`) and whose index, apart from the library, holds its SHA-256. Every
@@ -52,7 +52,7 @@ class LibraryKind:
         name: its name in the index, and its role in a bundle.
         title: its name in errors.
         file_name: file name of the library.
-        format: the entry `format` of the facts beside a library of this kind.
+        format: the entry `format` in the sidecar of such a library.
         how_to_build: the command that builds one.
     """
 
@@ -64,11 +64,11 @@ class LibraryKind:
 
     @property
     def build_again(self) -> str:
-        """What to do about a library that is not the one that was built."""
+        """Say what to do about a library that was changed after it was built."""
         return f"Build it again: {self.how_to_build} --force"
 
     def fingerprint(self) -> str:
-        """Return the digest of what this release makes such a library from."""
+        """Return the digest of such a library's sources in this release."""
         return fingerprint_of(self.name)
 
 
@@ -91,13 +91,13 @@ KINDS = {kind.name: kind for kind in (CPU_KERNELS, TENSORRT_PLUGIN)}
 
 @dataclass(frozen=True)
 class Library:
-    """A library that was read and verified, ready to be loaded.
+    """A library that was read and verified and can be loaded.
 
     Args:
         kind: what it is for.
         path: where it was read.
         sha256: SHA-256 of the bytes read.
-        facts: as its builder wrote them; empty where nothing lies beside a library that the user named.
+        facts: its sidecar; empty if a library that the user named has none.
         image: the path that the loader gets: it leads to these bytes and to no others.
     """
 
@@ -114,13 +114,13 @@ class Library:
 
 @dataclass(frozen=True)
 class StoredLibrary:
-    """A library that may be loaded automatically, not read yet.
+    """A library that may be loaded automatically but was not read yet.
 
     Args:
         kind: what it is for.
-        path: where it lies.
+        path: its path.
         facts: from the index of the cache, or from an installed package.
-        packaged: whether it lies in an installed package.
+        packaged: whether it is in an installed package.
     """
 
     kind: LibraryKind
@@ -154,17 +154,17 @@ def find(
     sha256: str | None = None,
     wanted: Callable[[Mapping[str, Any]], bool] = lambda facts: True,
 ) -> Library | None:
-    """Find the newest library that may be loaded automatically and verifies; None if there is none.
+    """Find the newest verified library that may be loaded automatically; None if there is none.
 
     Args:
         kind: what it is for.
         arch: processor; "" for this machine's.
         this_release: only one made from the sources of this release.
         sha256: only the one with this digest.
-        wanted: returns whether a library with these facts is suitable.
+        wanted: returns whether a library with this sidecar is suitable.
 
     Raises:
-        CheckFailed: the cache can be written by others, or none of those that would do verifies; the first is named.
+        CheckFailed: others can write to the cache, or no suitable library passes verification; the first is named.
         UsageError: no library can be built for this machine.
     """
     arch = arch or host_arch()
@@ -190,13 +190,13 @@ def find(
 
 
 def read_named(kind: LibraryKind, path: Path) -> Library:
-    """Read a library that the user names: it may lie anywhere, and be any library for this processor.
+    """Read a library that the user names: any path, and any library for this processor.
 
-    Facts that lie beside it must be those of this kind, and of this very file.
+    If it has a sidecar, the sidecar must be of this kind and of this file.
 
     Raises:
-        UsageError: no such file, no library for this processor, or facts of another kind.
-        CheckFailed: it is not the file that the facts beside it were written for.
+        UsageError: the file is missing, is not a library for this processor, or has a sidecar of another kind.
+        CheckFailed: it is not the file that its sidecar was written for.
     """
     try:
         data = read_regular_file(path, follow_link=True)
@@ -209,17 +209,17 @@ def read_named(kind: LibraryKind, path: Path) -> Library:
 
 
 def _verified(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, Any], place: str) -> Library:
-    """Compare the bytes of a library with its facts, and give the loader a path that leads to these bytes.
+    """Compare the bytes of a library with its sidecar, and return a path for the loader with exactly these bytes.
 
     Args:
         kind: what the library is for.
         path: where it was read.
         data: its bytes.
-        facts: those of its build; empty where there are none.
-        place: where the facts lie, for the error.
+        facts: its sidecar; empty if it has none.
+        place: where the sidecar is, for the error.
 
     Raises:
-        CheckFailed: the bytes are not those that the facts were written for.
+        CheckFailed: the sidecar was not written for these bytes.
         UsageError: no copy for the loader can be made.
     """
     digest = hashlib.sha256(data).hexdigest()
@@ -231,12 +231,12 @@ def _verified(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, An
         image = loadable(data, kind.file_name)
     except OSError as error:
         why = error.strerror or str(error)
-        raise UsageError(f"{path} cannot be loaded.", why=f"No copy of it can be made: {why}.") from error
+        raise UsageError(f"{path} cannot be loaded.", why=f"It cannot be copied: {why}.") from error
     return Library(kind, path, digest, facts, image)
 
 
 def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
-    """List what may be loaded automatically: libraries of the user's cache, newest first, then installed ones.
+    """List libraries that may be loaded automatically: those in the user's cache, newest first, then installed ones.
 
     Raises:
         CheckFailed: others can write the index of the cache.
@@ -265,7 +265,7 @@ def _installed() -> Iterator[Path]:
 
 
 def _lying_in(folder: Path, kind: LibraryKind) -> list[Path]:
-    """List the libraries of a kind in a folder of libraries; a folder that this user cannot read has none."""
+    """List the libraries of a kind in a folder; a folder that this user cannot read counts as empty."""
     try:
         return sorted(folder.glob(f"*/{kind.file_name}"))
     except OSError as error:
@@ -274,10 +274,10 @@ def _lying_in(folder: Path, kind: LibraryKind) -> list[Path]:
 
 
 def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
-    """Read the facts that lie beside a library.
+    """Read the sidecar of a library.
 
     Raises:
-        UsageError: there are none, they cannot be read, or they are of something else.
+        UsageError: there is no sidecar, or it cannot be read, or it is of another kind.
     """
     path = sidecar_path(library)
     try:
@@ -295,7 +295,7 @@ def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
 
 
 def kind_of(library: Path) -> LibraryKind | None:
-    """Find the kind of a library by the facts beside it; None if they do not say."""
+    """Find the kind of a library by its sidecar; None if that does not say."""
     try:
         facts = json.loads(read_regular_file(sidecar_path(library), MAX_BYTES, follow_link=True))
     except (OSError, ValueError, RecursionError):
@@ -305,7 +305,7 @@ def kind_of(library: Path) -> LibraryKind | None:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of all libraries that were built without a path; None for a user without a home.
+    """Return the cache folder for libraries; None for a user without a home.
 
     A relative `XDG_CACHE_HOME` counts as none, as the XDG Base Directory Specification wants it: it would be found in
     whatever folder the process runs in.
@@ -322,13 +322,13 @@ def prepare_cache(arch: str) -> Path:
     """Make the folder for libraries of a processor, open to this user alone, and return it.
 
     Raises:
-        UsageError: there is no place for it, or others can write there.
+        UsageError: the folder cannot be made, or others can write to it.
     """
     folder = cache_folder()
-    elsewhere = "Give a path for the library, and name it where it is used."
+    elsewhere = "Choose another path for the library, and give that path where the library is used."
     if folder is None:
         raise UsageError(
-            "There is no folder to keep libraries in.", why="HOME and XDG_CACHE_HOME are not set.", fix=elsewhere
+            "There is no cache folder for libraries.", why="HOME and XDG_CACHE_HOME are not set.", fix=elsewhere
         )
     try:
         folder.parents[1].mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -346,16 +346,16 @@ def prepare_cache(arch: str) -> Path:
 
 
 def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
-    """Enter a library that was just built into the index of the cache; return whether it lies in the cache.
+    """Add a new library to the index of the cache; return whether it is in the cache.
 
-    A library that lies elsewhere is not entered: it is used only when it is named.
+    A library outside the cache is not added: it is used only when named.
     """
     folder = cache_folder()
     if folder is None or library.absolute().parent.parent != folder:
         return False
     library.chmod(library.stat().st_mode & ~0o022)  # a umask of 002 lets the group write
     index = folder / _INDEX
-    with work_folder(index, wait=True) as work:  # read here too, or what another process enters meanwhile is lost
+    with work_folder(index, wait=True) as work:  # read under the lock, to keep others' entries
         kept = [(path, entry) for path, entry in _entries(folder) if path != library.absolute()]
         kept.append((library.absolute(), {"kind": kind.name, "facts": dict(facts)}))
         entries = [{"path": path.relative_to(folder).as_posix(), **entry} for path, entry in kept if path.exists()]
@@ -368,7 +368,7 @@ def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
 
 
 def _entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Read paths and entries of the index, in the order the libraries were built; none if it cannot be understood.
+    """Read paths and entries of the index, in the order of the builds; return none if the index is invalid.
 
     Raises:
         CheckFailed: others can write it.
@@ -390,7 +390,7 @@ def _entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _entry(folder: Path, item: object) -> tuple[Path, dict[str, Any]] | None:
-    """Split an entry into its path and the rest; None if it is no entry, or leads out of the cache."""
+    """Split an entry into its path and the rest; None if it is invalid or leads out of the cache."""
     if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ("path", "kind")):
         return None
     if item["kind"] not in KINDS:
@@ -402,7 +402,7 @@ def _entry(folder: Path, item: object) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _are_facts(kind: LibraryKind, facts: object) -> bool:
-    """Check that these are the facts of a library of this kind, with every entry that is used here."""
+    """Check that a sidecar is of this kind of library, with every entry that is used here."""
     if not isinstance(facts, dict) or facts.get("format") != kind.format:
         return False
     return all(isinstance(facts.get(name), str) for name in ("arch", "sha256", "fingerprint"))

@@ -1,4 +1,4 @@
-"""Limit how deeply a text in JSON, TOML or YAML nests, before a reader spends time and memory on each level.
+"""Limit how deeply a text in JSON, TOML or YAML nests, before it is parsed.
 
 `tomllib` copies the whole path of a key for each of its parts: 50,000 parts in 100 kB take 9.9 GB. PyYAML compares
 every bracket with all that are open.

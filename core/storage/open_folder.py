@@ -1,4 +1,4 @@
-"""Work in a folder by its open descriptor: whoever renames folders meanwhile puts no other one in its place.
+"""Work in a folder by its open descriptor, so that nobody can put another folder in its place.
 
 Who can write to the folder above can rename a folder at any moment, and put a link there in its place. A descriptor
 leads to the folder that was opened, whatever its name leads to by then. Windows has no such descriptors; there a folder
@@ -49,7 +49,7 @@ class OpenFolder:
         """Open a folder in this one.
 
         Raises:
-            OSError: there is none, or a link.
+            OSError: there is no such folder, or it is a link.
         """
         at = None if self.descriptor is None else os.open(name, _FOLDER | _NO_LINK, dir_fd=self.descriptor)
         return OpenFolder(self.path / name, at)
@@ -59,7 +59,7 @@ class OpenFolder:
         os.mkdir(self._at(name), 0o700, dir_fd=self.descriptor)
 
     def add(self, name: str) -> None:
-        """Make an empty file, of a name that is not taken."""
+        """Make an empty file; its name must be unused."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
         os.close(os.open(self._at(name), flags, 0o600, dir_fd=self.descriptor))
 
@@ -68,13 +68,13 @@ class OpenFolder:
         return os.listdir(self.path if self.descriptor is None else self.descriptor)  # noqa: PTH208
 
     def stat(self, name: str | None = None) -> os.stat_result:
-        """Look at the folder, or at what has a name in it; links are not followed."""
+        """Return the status of the folder, or of an entry; links are not followed."""
         if name is not None:
             return os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
         return self.path.stat() if self.descriptor is None else os.fstat(self.descriptor)
 
     def holds(self, name: str) -> bool:
-        """Return whether something has this name in the folder."""
+        """Return whether the folder has an entry of this name."""
         try:
             self.stat(name)
         except FileNotFoundError:
@@ -92,9 +92,9 @@ class OpenFolder:
         """Move a file or a folder into another folder, over a file that is there.
 
         Returns:
-            Whether it has the new name afterwards; False where somebody has given that to something else.
+            Whether it has the new name afterwards; False if another process gave that name to something else.
         """
-        with self._held(name):  # else a file that replaces it may get its inode number
+        with self._held(name):  # otherwise a new file may get the same inode number
             before = self.stat(name)
             os.replace(self._at(name), to._at(new), src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
             try:
@@ -105,7 +105,7 @@ class OpenFolder:
 
     @contextmanager
     def _held(self, name: str) -> Iterator[None]:
-        """Keep a file or a folder from being gone while the block runs, whoever removes it; where the system can."""
+        """Keep a file or a folder open while the block runs, where the system supports it."""
         if self.descriptor is None or not hasattr(os, "O_PATH"):
             yield
             return
@@ -116,11 +116,11 @@ class OpenFolder:
             os.close(held)
 
     def link(self, name: str, to: OpenFolder, new: str) -> None:
-        """Give a file another name, in another folder, which must not be taken."""
+        """Give a file another name in another folder; the name must be unused."""
         os.link(self._at(name), to._at(new), src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
 
     def remove_file(self, name: str) -> None:
-        """Remove a file, a link or whatever is no folder."""
+        """Remove a file, a link or anything else but a folder."""
         os.unlink(self._at(name), dir_fd=self.descriptor)
 
     def remove_folder(self, name: str) -> None:
@@ -128,7 +128,7 @@ class OpenFolder:
         os.rmdir(self._at(name), dir_fd=self.descriptor)
 
     def clear(self, last: str | None = None) -> None:
-        """Remove what is in the folder, what is called `last` at the end; a link is removed, and not followed.
+        """Remove the folder's contents, the entry `last` at the end; links are removed, not followed.
 
         What cannot be removed stays.
         """
@@ -145,11 +145,11 @@ class OpenFolder:
                 self.remove_folder(name)
 
     def flush(self, name: str | None = None) -> None:
-        """Wait until the bytes of a file in it, or the names in the folder, are on the disk."""
+        """Wait until the bytes of a file, or the names in the folder, are on the disk."""
         if name is None and self.descriptor is not None:
             os.fsync(self.descriptor)
         elif name is not None:
-            # Windows flushes what is open for writing alone, and no folders.
+            # Windows flushes only files that are open for writing, and no folders.
             mode = os.O_RDONLY if HAS_DESCRIPTORS else os.O_RDWR
             opened = os.open(self._at(name), mode | _NO_LINK, dir_fd=self.descriptor)
             try:
@@ -171,7 +171,7 @@ class OpenFolder:
         if not exposed or self.descriptor is None:
             return self.path
         state = self.stat()
-        # Not /proc/self: programs that this process starts are to find it too.
+        # Not /proc/self, because child processes must find the folder too.
         for way in (f"/proc/{os.getpid()}/fd/{self.descriptor}", f"/.vol/{state.st_dev}/{state.st_ino}"):
             if self.is_at(Path(way)):
                 return Path(way)
@@ -187,5 +187,5 @@ class OpenFolder:
 
 
 def _like(state: os.stat_result) -> tuple[int, int, int]:
-    """Return what a file keeps on file systems whose numbers of files change with their names."""
+    """Return properties of a file that stay the same when it is renamed, on any file system."""
     return state.st_uid, state.st_size, state.st_mtime_ns

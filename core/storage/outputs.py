@@ -1,4 +1,4 @@
-"""Replace files of a user in one way only: every output is checked, reserved, and published.
+"""Write every output in the same way: check it, reserve it, and publish it.
 
 `check_outputs` refuses what would lose something, before any work begins. `writing` reserves the names for this
 process, checks again, and gives the folder to work in; `core.storage.publishing` moves finished files to their places.
@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +28,8 @@ from .file_kinds import (
     ONNX,
     SIDECAR,
     Kind,
-    configs_beside,
     contents_of,
+    default_configs,
     kind_named,
     name_error,
 )
@@ -41,26 +42,42 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.
 
 
 class Output(NamedTuple):
-    """A path to write, and what will be written there."""
+    """A path to write, and the kind of file to write."""
 
     path: Path
     kind: Kind
 
     def files(self) -> list[Output]:
-        """List this output, and the file of facts that belongs to it."""
+        """List this output and its sidecar."""
         return [self, Output(sidecar_path(self.path), SIDECAR)] if self.kind.facts else [self]
+
+
+class _Judged(NamedTuple):
+    """Outputs that were judged and are reserved, with the inputs and whether existing files are replaced."""
+
+    outputs: tuple[Output, ...]
+    inputs: frozenset[Path]
+    overwrite: bool
+
+    def covers(self, output: Output, inputs: Iterable[Path], overwrite: bool) -> bool:
+        """Return whether an output was judged as it would be now."""
+        return output in self.outputs and self.inputs.issuperset(inputs) and self.overwrite == overwrite
+
+
+# What the blocks around this one have judged and reserved: a command, and the function that it calls.
+_judged: ContextVar[Sequence[_Judged]] = ContextVar("judged", default=())
 
 
 @contextmanager
 def writing(*outputs: Output, inputs: Iterable[Path] = (), overwrite: bool = False) -> Iterator[Path]:
-    """Reserve outputs until the block ends, and give the folder beside the last one to prepare them in.
+    """Reserve outputs until the block ends; yield a folder next to the last output to prepare them in.
 
     The folder is on the same file system as that output, and is removed on every way out; after a kill, by the next
     process that writes there.
 
     Args:
         outputs: what the block writes, the main one last.
-        inputs: files that the block reads; none of them is written over.
+        inputs: files that the block reads; they are never overwritten.
         overwrite: existing files of the same kind may be replaced.
 
     Raises:
@@ -88,51 +105,60 @@ def reserved(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrit
         UsageError: as `check_outputs`; or another process writes one of them, or their folders cannot be written.
     """
     inputs = list(inputs)
-    check_outputs(outputs, inputs=inputs, overwrite=overwrite)
+    judged = [*_judged.get(), _Judged(tuple(outputs), frozenset(inputs), overwrite)]
+    new = [output for output in outputs if not any(x.covers(output, inputs, overwrite) for x in judged[:-1])]
+    check_outputs(new, inputs=inputs, overwrite=overwrite)
     with ExitStack() as stack:
         folders = {}
         for path in sorted({file.path for output in outputs for file in output.files()}):
             folders[path] = stack.enter_context(work_folder(path))
-        check_outputs(outputs, inputs=inputs, overwrite=overwrite)  # another process may have written meanwhile
+        check_outputs(new, inputs=inputs, overwrite=overwrite)  # another process may have written meanwhile
 
         def look(target: Path) -> None:
-            mine = [output for output in outputs if target in (file.path for file in output.files())]
-            check_outputs(mine, inputs=inputs, overwrite=overwrite)
+            files = [file for output in outputs for file in output.files() if file.path == target]
+            _check_files(files, inputs=inputs, overwrite=overwrite)
 
-        token = last_look.set(look)
+        tokens = last_look.set(look), _judged.set(judged)
         try:
             yield folders[outputs[-1].path]
         finally:
-            last_look.reset(token)
+            last_look.reset(tokens[0])
+            _judged.reset(tokens[1])
 
 
 def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrite: bool = False) -> None:
-    """Refuse outputs that cannot be written, or that would replace something that must stay.
+    """Refuse outputs that cannot be written or that would replace something that must be kept.
 
     Args:
         outputs: what will be written.
-        inputs: files that will be read, as are the files beside them that belong to them.
+        inputs: files that will be read; files in the same folder that belong to them count too.
         overwrite: existing files of the same kind may be replaced.
 
     Raises:
         UsageError: a name of another kind, or too long; no such folder; a target that is no regular file; an input, or
             a file of another kind, whatever `overwrite` says; an existing file without `overwrite`; one file twice.
     """
-    read = {same: path for given in inputs for path in (given, *beside(given)) if (same := _identity(path))}
     for output in outputs:
         _check_name(*output)
-    files = [file for output in outputs for file in output.files()]
+    _check_files([file for output in outputs for file in output.files()], inputs=inputs, overwrite=overwrite)
+
+
+def _check_files(files: Sequence[Output], *, inputs: Iterable[Path], overwrite: bool) -> None:
+    """Check the files to write one by one, as `check_outputs` does with those of its outputs."""
+    read = {same: path for given in inputs for path in (given, *beside(given)) if (same := _identity(path))}
     seen: set[Path] = set()
     for path, kind in files:
         _check_name(path, kind)
         place = path.absolute().parent.resolve() / path.name
         if place in seen:
-            raise UsageError(f"{path} is written twice.", why="Two outputs have this name.", fix="Rename one of them.")
+            raise UsageError(f"{path} is named twice.", why="Two outputs have this path.", fix="Rename one of them.")
         seen.add(place)
         _check_place(path, kind, read)
         if is_file(path) and not overwrite and not kind.extended:
             raise UsageError(
-                f"{path} exists.", why="Nothing is replaced unasked.", fix=f"Add {argument('overwrite', True)}."
+                f"{path} already exists.",
+                why="Existing files are kept.",
+                fix=f"Use {argument('overwrite', True)} to overwrite it.",
             )
     for path, kind in files:
         if is_file(path):
@@ -140,7 +166,7 @@ def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), ove
 
 
 def _check_name(path: Path, kind: Kind) -> None:
-    """Check that the name is one of the kind's, and one that the file system takes."""
+    """Check that the name fits the kind and is valid on the file system."""
     if path.name in ("", "..") or (kind is not SIDECAR and kind_named(path, (kind,)) is None):
         raise name_error(path, (kind,))
     parent = require_parent(path)
@@ -151,13 +177,13 @@ def _check_name(path: Path, kind: Kind) -> None:
     if len(os.fsencode(path.name)) > longest:
         raise UsageError(
             f"The name {path.name[:40]}… is too long.",
-            why=f"It has {len(os.fsencode(path.name))} bytes, and the file system takes {longest}.",
+            why=f"It has {len(os.fsencode(path.name))} bytes; the file system allows {longest}.",
             fix="Choose a shorter name.",
         )
 
 
 def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> None:
-    """Check that what lies at a path may be replaced.
+    """Check that the existing entry at a path may be replaced.
 
     That is nothing, a regular file that the command does not read, or, for a kind that is a folder, a folder; one that
     is replaced as a whole must hold nothing that the command reads.
@@ -169,16 +195,16 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
     except OSError as error:
         raise write_error(path, error) from error
     if stat.S_ISLNK(mode):
-        fix = "Write to that file itself, or choose another name."
+        fix = "Give the path of that file, or choose another name."
         raise _not_replaced(path, f"It is a symbolic link to {path.readlink()}.", fix)
     link = link_of_another(path)
     if link is not None:
-        why = f"{link} on the way to it is a symbolic link of another user."
-        raise _not_replaced(path, why, "Name the folder that it leads to, or choose another name.")
+        why = f"{link}, a part of the path, is a symbolic link of another user."
+        raise _not_replaced(path, why, "Give the folder that it leads to, or choose another path.")
     if kind.folder and stat.S_ISDIR(mode):
         for inside in read.values() if kind.contents else ():
             if path.resolve() in inside.resolve().parents:
-                raise _not_replaced(path, f"The command reads {inside}, which lies in it.", "Choose another name.")
+                raise _not_replaced(path, f"It contains {inside}, which the command reads.", "Choose another name.")
         return
     if not stat.S_ISREG(mode) or (kind.folder and not kind.contents):
         what = "a folder" if stat.S_ISDIR(mode) else "a file" if stat.S_ISREG(mode) else "a device, a pipe or a socket"
@@ -190,12 +216,12 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
 
 
 def _not_replaced(path: Path, why: str, fix: str) -> UsageError:
-    """Return the error to raise for something that lies where an output should go, and must stay."""
+    """Return the error for an existing entry that must be kept."""
     return UsageError(f"{path} is not replaced.", why=why, fix=fix)
 
 
 def _check_contents(path: Path, kind: Kind) -> None:
-    """Check that an existing file is of the kind that replaces it."""
+    """Check that an existing file is of the same kind as its replacement."""
     try:
         found = contents_of(path)
     except OSError as error:
@@ -222,12 +248,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def beside(path: Path) -> Iterator[Path]:
-    """List files that may be read because they lie beside an input: configuration, facts, weights, prefill file."""
+    """List files in an input's folder that may be read with it: configuration, sidecar, weights, prefill file."""
     if not is_file(path):
         return
     yield sidecar_path(path)
     if path.suffix.lower() not in (*ONNX.suffixes, *ENGINE.suffixes, *NPZ.suffixes, *CONFIG_SUFFIXES):
-        yield from configs_beside(path)
+        yield from default_configs(path)
     if not is_file(sidecar_path(path)):
         return
     try:

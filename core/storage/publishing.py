@@ -1,4 +1,4 @@
-"""Change files that belong together (a model, its weights, its facts) as one, even if the process is killed.
+"""Publish files that belong together (model, weights, sidecar) at one moment, even if the process is killed.
 
 One rename is atomic, several are not. So finished files are gathered in a folder, and one rename of that folder beside
 their places is the moment of change; then they move to their places, in an order that never leaves a model without its
@@ -30,24 +30,24 @@ from .reading import read_plain
 
 _log = logging.getLogger(__name__)
 
-# Finished files on their way to their places: a folder of this name and the main file's.
+# A folder with finished files before they are moved to their places; its name ends in the main file's name.
 _PREFIX = ".localattn.next."
 _LONGEST_NAME = 255  # bytes
 # The entry of a file of facts that holds the SHA-256 of all others.
 SEAL = "facts_sha256"
-# The entries that hold the SHA-256 of the file they describe, each with the advice where it differs.
+# The entries that hold the SHA-256 of the described file, each with the advice if it differs.
 _DIGESTS = {
-    "model_sha256": "Copy them again together, or make them again; to use the file as it is, remove {}.",
+    "model_sha256": "Copy both files again, or create both again; to use the file without its sidecar, remove {}.",
     "engine_sha256": "Copy engine and {} together, or build the engine again: localattn build.",
 }
 # External data written here carries the first hex digits of its SHA-256 in its name.
 _DATA_NAME = re.compile(r".*\.([0-9a-f]{12})\.data", re.DOTALL)
-# A file of facts is a few kilobytes; a larger file beside a model is something else.
+# A sidecar has a few kilobytes; a larger file is something else.
 MAX_BYTES = 16 << 20
 
 
 def sidecar_path(model: Path) -> Path:
-    """Return where the facts of a file lie: `model.onnx` → `model.onnx.json`."""
+    """Return the path of a file's sidecar: `model.onnx` → `model.onnx.json`."""
     return model.parent / (model.name + ".json")  # of ".", which has no name, too
 
 
@@ -55,7 +55,7 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
     """Move finished files to their places, all of which change at one moment.
 
     Args:
-        staged: each finished file and its place; all places lie in one folder, and the last is the main file's.
+        staged: each finished file and its place; all places are in one folder, and the last is the main file's.
         folder: where they were prepared (`core.storage.outputs.writing`), on the same disk.
 
     Raises:
@@ -84,12 +84,12 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
             for place in staged.values():
                 look_again(place, parent)
             _finish_interrupted(main, names, parent)
-            work.move("gathered", parent, batch.name)  # the moment of change
+            work.move("gathered", parent, batch.name)  # at this moment all files change
             gathered.path = batch
             wrote(*staged.values())
             try:
                 lost = _move(gathered, names, parent)
-            except (KeyboardInterrupt, SystemExit):  # a request to end that came after the change
+            except (KeyboardInterrupt, SystemExit):  # a signal to end that came after this moment
                 _move(gathered, names, parent)
                 raise
         if lost:
@@ -126,13 +126,13 @@ def _batch_of(main: Path) -> Path:
 
 
 def _in_order(names: Collection[str]) -> list[str]:
-    # Data first and facts last, for readers that do not know of this: no model is ever without its weights.
+    # Data first and sidecar last: other readers never see a model without its weights.
     rank = {".data": 0, ".onnx": 1, ".json": 3}
     return sorted(set(names), key=lambda name: (rank.get(Path(name).suffix, 2), name))
 
 
 def check_leftover(main: Path, names: Collection[str]) -> None:
-    """Refuse to write where a folder lies that only looks like what an interrupted write leaves.
+    """Refuse to write if a folder is in the way that only looks like the rest of an interrupted write.
 
     Args:
         main: the file to write.
@@ -146,7 +146,7 @@ def check_leftover(main: Path, names: Collection[str]) -> None:
 
 
 def _finish_interrupted(main: Path, names: Collection[str], parent: OpenFolder) -> None:
-    """Move what a killed process had published as `main` but not moved; `names` as for `check_leftover`."""
+    """Move the files that a killed process had published as `main` but not moved; `names` as for `check_leftover`."""
     with _leftover(main, names) as batch:
         if batch is not None:
             _move(batch, [name for name in batch.names() if name != MARK], parent)
@@ -163,26 +163,26 @@ def _leftover(main: Path, names: Collection[str]) -> Iterator[OpenFolder | None]
         try:
             folder = parent.open(batch.name)
         except OSError as error:
-            raise _foreign(batch, "It cannot be told whether an interrupted write left it.") from error
+            raise _foreign(batch, "This system does not show whether an interrupted write left it.") from error
         try:
             if folder.descriptor is None:  # Windows, where folders cannot be opened
-                raise _foreign(batch, "It cannot be told whether an interrupted write left it.")
+                raise _foreign(batch, "This system does not show whether an interrupted write left it.")
             if folder.stat().st_uid != os.geteuid():
                 raise _foreign(batch, "It belongs to another user.")
             found = folder.names()
             for name in found:
                 if name != MARK and not _is_own(name, folder.descriptor, main, names):
-                    raise _foreign(batch, f"A write of {main.name} would not have left {name!r} in it.")
-            # Who can write to the folder above can give this name to any folder of the user's.
+                    raise _foreign(batch, f"It contains {name!r}, which a write of {main.name} does not produce.")
+            # Anyone who can write to the parent folder can give this name to any folder of the user.
             if found and not is_marked(folder):
-                raise _foreign(batch, f"It lacks the file {MARK}, which a write leaves in it.")
+                raise _foreign(batch, f"It lacks the file {MARK}, which an interrupted write leaves.")
             yield folder
         finally:
             folder.close()
 
 
 def _is_own(name: str, folder: int, main: Path, names: Collection[str]) -> bool:
-    """Check that an entry of an open folder is a plain file of the user's that a write of `main` produces."""
+    """Check that an entry of an open folder is a regular file of the user that a write of `main` produces."""
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         return False
@@ -196,19 +196,19 @@ def _is_own(name: str, folder: int, main: Path, names: Collection[str]) -> bool:
 
 
 def _foreign(batch: Path, why: str) -> UsageError:
-    fix = "Look at what it holds, and remove it."
+    fix = "Look at its contents, and remove it."
     return UsageError(f"{batch} is in the way.", why=why, fix=fix)
 
 
 def sealed(text: str) -> str:
-    """Add to facts in JSON the SHA-256 of all their entries.
+    """Add the SHA-256 of all entries to a sidecar in JSON.
 
     Raises:
         ValueError: the text is not one JSON object.
     """
     document = json.loads(text)
     if not isinstance(document, dict):
-        raise ValueError("facts are a table")
+        raise ValueError("a sidecar is a JSON object")
     document[SEAL] = _seal(document)
     return json.dumps(document, indent=2) + "\n"
 
@@ -219,7 +219,7 @@ def _seal(document: Mapping[str, Any]) -> str:
 
 
 def check_seal(path: Path, text: bytes) -> None:
-    """Check that facts with a seal agree with it.
+    """Check that a sidecar agrees with its seal, if it has one.
 
     Raises:
         CheckFailed: they do not agree.
@@ -228,18 +228,18 @@ def check_seal(path: Path, text: bytes) -> None:
         document = json.loads(text)
         stated = document.get(SEAL) if isinstance(document, dict) else None
         intact = stated is None or stated == _seal(document)
-    except (ValueError, RecursionError):  # JSON that another reader understood, and that was not written here
+    except (ValueError, RecursionError):  # JSON that localattn did not write
         intact = False
     if not intact:
         raise CheckFailed(
-            f"{path} was altered.",
-            why=f"Its entries do not give its {SEAL}.",
-            fix="Copy it again together with its model, or make both again.",
+            f"{path} was changed after it was written.",
+            why=f"Its entries do not match its {SEAL}.",
+            fix="Copy it again together with its model, or create both again.",
         )
 
 
 def check_unchanged(model: Path, digest: Callable[[], str] | None = None) -> None:
-    """Check that a file and its external data are those that the facts beside it were written for.
+    """Check that a file and its external data are those for which its sidecar was written.
 
     The file is an ONNX file or an engine. Facts that are missing, broken, or without digests are not checked here.
 
@@ -269,18 +269,18 @@ def _changed(model: Path, name: str, fix: str) -> CheckFailed:
     if batch is not None:
         return CheckFailed(
             f"The write that replaced {name} was interrupted.",
-            why=f"{sidecar_path(model).name} is still the older one; the rest of the newer files is in {batch.name}.",
-            fix=f"Repeat what wrote it, with {argument('overwrite', True)}: that finishes the write.",
+            why=f"{sidecar_path(model).name} is still the old one; the other new files are in {batch.name}.",
+            fix=f"Run the command that wrote it again with {argument('overwrite', True)}, which completes the write.",
         )
     return CheckFailed(
         f"{name} is not the file that {sidecar_path(model).name} was written for.",
-        why="Its SHA-256 differs: one of the two was altered, or replaced alone.",
+        why="Its SHA-256 differs: one of the two files was changed or replaced without the other.",
         fix=fix.format(sidecar_path(model)),
     )
 
 
 def _interrupted(model: Path) -> Path | None:
-    """Find the folder of newer facts for a model that an interrupted write left; nothing is changed."""
+    """Find the folder with a newer sidecar of a model that an interrupted write left; change nothing."""
     with contextlib.suppress(OSError):
         for batch in model.parent.glob(f"{_PREFIX}*"):
             if not batch.is_symlink() and os.path.lexists(batch / sidecar_path(model).name):

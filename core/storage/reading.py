@@ -1,4 +1,4 @@
-"""Open files that come from outside: plain files only, and read no more of them than needed.
+"""Open files from outside: regular files only, and read no more of them than needed.
 
 A device never ends, and a FIFO waits for a writer. Both are refused before the first byte is read.
 """
@@ -33,7 +33,7 @@ def open_plain(path: Path) -> BinaryIO:
         UsageError: it is a folder, a device, a pipe or a socket.
         OSError: it cannot be opened.
     """
-    _refuse_special(path, os.stat(path).st_mode)  # before it is opened: opening some devices does something  # noqa: PTH116
+    _refuse_special(path, os.stat(path).st_mode)  # opening some devices has effects  # noqa: PTH116
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         _refuse_special(path, os.fstat(descriptor).st_mode)
@@ -45,10 +45,10 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """Read a plain file, and at most one byte more than `most`.
+    """Read at most `most` + 1 bytes of a regular file.
 
     Raises:
-        UsageError: it is no plain file.
+        UsageError: it is not a regular file.
         OSError: it cannot be read.
     """
     with open_plain(path) as stream:
@@ -64,7 +64,7 @@ def read_json(path: Path, most: int, fix: str) -> Any:
         fix: what to do where it cannot be read.
 
     Raises:
-        UsageError: it is no such document.
+        UsageError: it is not such a document.
     """
     try:
         raw = read_plain(path, most)
@@ -79,7 +79,7 @@ def read_json(path: Path, most: int, fix: str) -> Any:
 
 
 def check_plain(path: Path) -> None:
-    """Refuse what is no plain file; a missing file is left to the code that opens it.
+    """Refuse anything but a regular file; the code that opens a missing file reports it.
 
     Raises:
         UsageError: it is a folder, a device, a pipe or a socket.
@@ -93,7 +93,9 @@ def check_plain(path: Path) -> None:
 
 def _refuse_special(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no plain file")
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")
         raise UsageError(
-            f"Cannot read {path}.", why=f"It is {kind}, not a file.", fix="Copy it into a file, and give that."
+            f"Cannot read {path}.",
+            why=f"It is {kind}, not a file.",
+            fix="Copy its contents into a file, and use that file.",
         )

@@ -18,7 +18,7 @@ Identity = tuple[int, int, int, int, int]
 
 
 class Unchanged:
-    """The identity of some files, taken when this is made or a file is added.
+    """Record the identity of files when they are added.
 
     Args:
         paths: the files; links are followed.
@@ -32,25 +32,25 @@ class Unchanged:
         self.add(paths)
 
     def add(self, paths: Iterable[Path]) -> None:
-        """Take the identity of further files, before they are read; of files that are known it stays.
+        """Record the identity of more files before they are read; keep the identity of known files.
 
         Raises:
             UsageError: a file cannot be looked at.
         """
-        self._known |= {path: _identity(path) for path in paths if path not in self._known}
+        self._known |= {path: identity(path) for path in paths if path not in self._known}
 
     def check(self) -> None:
-        """Look again.
+        """Check that no file changed.
 
         Raises:
-            UsageError: a file is another one than before, or has other contents.
+            UsageError: a file was replaced, or its contents changed.
         """
         for path, known in self._known.items():
-            if _identity(path) != known:
+            if identity(path) != known:
                 raise UsageError(
                     f"{path} changed while it was read.",
-                    why="Its weights and its SHA-256 would be those of two different files.",
-                    fix="Wait until nothing writes there, or copy it, and run again.",
+                    why="Its weights and its SHA-256 would belong to two different files.",
+                    fix="Wait until nothing writes to it, or copy it; then run again.",
                 )
 
 
@@ -66,7 +66,12 @@ def unchanged(paths: Iterable[Path] = ()) -> Iterator[Unchanged]:
     files.check()
 
 
-def _identity(path: Path) -> Identity:
+def identity(path: Path) -> Identity:
+    """Return the identity of a file; links are followed.
+
+    Raises:
+        UsageError: the file cannot be looked at.
+    """
     try:
         found = path.stat()
     except (OSError, ValueError) as error:

@@ -1,1 +1,1 @@
-"""Text that ships with the package: what calibrates rounded weights, what judges files, what ranks embeddings."""
+"""Text that ships with the package: to calibrate rounded weights, to compare files, to rank embeddings."""

@@ -1,4 +1,4 @@
-"""Read the text that ships with the package: three parts that share no sentence.
+"""Read the text that ships with the package, in three parts without common sentences.
 
 All of it was written for this package, or is its own documentation and code, and has its license. Figures of one
 release can be compared with those of another, because the parts are fixed: a test holds their SHA-256.
@@ -34,7 +34,7 @@ class Passage:
 
 @lru_cache(maxsize=len(PARTS))
 def passages(part: Part) -> tuple[Passage, ...]:
-    """Return the passages of a part, in the order of its file; the sentences of "ranking" are one each."""
+    """Return the passages of a part, in the order of its file; in "ranking" each sentence is a passage."""
     lines = raw(part).decode("utf-8").splitlines()
     if part == "ranking":
         return tuple(Passage("sentence", line) for line in lines)

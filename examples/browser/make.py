@@ -14,8 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from localattn.demo import checkpoint_path, config_path
-from localattn.exporter.export import ExportRequest
-from localattn.exporter.step_export import StepRequest, export_steps
+from localattn.exporter.export import ExportRequest, export
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 
 ONNXRUNTIME_WEB = "onnxruntime-web@1.30.0"
@@ -31,7 +30,7 @@ def make(folder: Path, onnxruntime_web: Path | None = None) -> Path:
         onnxruntime_web = folder / "node_modules" / "onnxruntime-web"
     # localattn export pybytes_w64.safetensors --mode step -o pybytes_step.onnx
     model = folder / "pybytes_step.onnx"
-    export_steps(StepRequest(ExportRequest(checkpoint_path(), model, config=config_path(), overwrite=True)))
+    export(ExportRequest(checkpoint_path(), model, config=config_path(), mode="step", overwrite=True))
     # localattn bundle pybytes_step.onnx -o bundle --web
     request = BundleRequest(model, folder / "bundle", onnxruntime_web=onnxruntime_web, overwrite=True)
     return create_bundle(request).path

@@ -35,7 +35,7 @@ import torch
 from torch import nn
 
 from localattn.core.errors import LocalAttnError
-from localattn.exporter.user_module.export_module import ModuleOptions, export_module
+from localattn.exporter.jobs.module import ModuleOptions, export_module
 from localattn.exporter.user_module.inputs import (
     SEQUENCE,
     axis_sizes,

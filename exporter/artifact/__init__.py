@@ -1,1 +1,1 @@
-"""Written files: what they hold, how they are published."""
+"""Write files: their form, their contents, and how they are published."""

@@ -1,4 +1,4 @@
-"""Copy what belongs to a model in a folder, its tokenizer for example, to the side of the exported file."""
+"""Copy files that belong to a model in a folder, such as its tokenizer, into the exported file's folder."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ...core.storage.files import folder_of, is_file, look_again, sha256, write_
 from ...core.storage.open_folder import OpenFolder
 from ...core.storage.reading import open_plain, read_plain
 
-# As much as `tokenizer.json` may have (docs/robustness.md).
+# The size limit of `tokenizer.json` (docs/robustness.md).
 MAX_BYTES = 128 << 20
-# The largest tokenizers have a few million; each takes some 60 bytes of memory to parse.
+# The largest tokenizers have a few million values; parsing one needs about 60 bytes of memory.
 _MOST_VALUES = 1 << 23
 _TEXTS = (".json", ".jinja", ".txt")
 
 
 def check_companions(folder: Path, names: Sequence[str], output: Path) -> list[Path]:
-    """Return the files of a folder that will be copied beside an output: those that do not lie there yet.
+    """Return the files of a folder that will be copied into an output's folder: those that are not there yet.
 
     Args:
         folder: the model's folder.
@@ -32,7 +32,7 @@ def check_companions(folder: Path, names: Sequence[str], output: Path) -> list[P
 
     Raises:
         UsageError: another file of one of these names lies there, which is never replaced; or one of the folder is a
-            link out of it, no plain file, too large, or not the JSON or text that its name says.
+            link out of it, not a regular file, too large, or not the JSON or text that its name says.
     """
     found = []
     for source in (folder / name for name in names):
@@ -50,14 +50,14 @@ def check_companions(folder: Path, names: Sequence[str], output: Path) -> list[P
         elif not is_file(place) or sha256(place) != hashlib.sha256(content).hexdigest():
             raise UsageError(
                 f"{place} is not replaced.",
-                why=f"It is another file than the {source.name} of {folder}, which belongs beside {output.name}.",
-                fix="Write into a folder of its own.",
+                why=f"It differs from the {source.name} of {folder}, which must be copied next to {output.name}.",
+                fix="Choose another folder for the output.",
             )
     return found
 
 
 def check_inside(source: Path, folder: Path) -> None:
-    """Refuse a file of a folder that is a link out of it.
+    """Refuse a file that is a link out of its folder.
 
     In a cache of the Hugging Face Hub, `models--O--N/snapshots/R/`, files are links to `models--O--N/blobs/`.
 
@@ -72,11 +72,13 @@ def check_inside(source: Path, folder: Path) -> None:
         raise _unusable(source, "It is a link that leads nowhere.") from error
     within = [inside, *(above.parent / "blobs" for above in inside.parents if above.name == "snapshots")]
     if not any(place in real.parents for place in within):
-        raise _unusable(source, f"It is a link to {real}, outside of {folder}, and would be copied beside the output.")
+        raise _unusable(
+            source, f"It is a link to {real}, outside {folder}, which would be copied to the output's folder."
+        )
 
 
 def check_content(source: Path, content: bytes) -> None:
-    """Refuse what is not what a companion's name says: JSON in UTF-8, or text in UTF-8.
+    """Refuse a file whose contents do not fit its name: JSON in UTF-8, or text in UTF-8.
 
     Raises:
         UsageError: it is too large, no UTF-8, or no JSON.
@@ -92,18 +94,18 @@ def check_content(source: Path, content: bytes) -> None:
                 raise _unusable(source, f"It has more than {_MOST_VALUES:,} values.")
             json.loads(text)
     except UnicodeDecodeError as error:
-        raise _unusable(source, "It is no text in UTF-8.") from error
+        raise _unusable(source, "It is not UTF-8 text.") from error
     except (ValueError, RecursionError) as error:
-        raise _unusable(source, f"It is no JSON: {str(error)[:200]}.") from error
+        raise _unusable(source, f"It is not JSON: {str(error)[:200]}.") from error
 
 
 def _unusable(source: Path, why: str) -> UsageError:
-    fix = f"Put the file itself there, or remove {source.name} if the model does not need it."
+    fix = f"Put a readable copy of {source.name} in its place, or remove it if the model does not need it."
     return UsageError(f"{source} cannot be copied.", why=why, fix=fix)
 
 
 def copy_companions(files: Sequence[Path], output: Path, folder: Path) -> list[Path]:
-    """Copy files beside an output, each whole or not at all, and none over another; return the copies.
+    """Copy files into an output's folder, each whole or not at all, without overwriting any; return the copies.
 
     Args:
         files: the files.
@@ -131,10 +133,10 @@ def copy_companions(files: Sequence[Path], output: Path, folder: Path) -> list[P
 
 
 def _copy(source: Path, copy: Path) -> None:
-    """Copy a companion; nobody can read the copy who could not read the original.
+    """Copy a file; the copy's permissions are not wider than the original's.
 
     Raises:
-        UsageError: it is no such file any more.
+        UsageError: the file is no longer usable.
     """
     check_inside(source, source.parent)
     with open_plain(source) as stream:
@@ -150,22 +152,22 @@ def _copy(source: Path, copy: Path) -> None:
 
 
 def _mode_of(original: os.stat_result, copy: os.stat_result) -> int:
-    """Return the mode for a copy: what it was made with, without what others may not do with the original."""
+    """Return the mode for a copy: its default mode, without permissions that the original does not give."""
     allowed = stat.S_IMODE(original.st_mode)
-    if original.st_gid != copy.st_gid:  # another group, which may do what everybody may
+    if original.st_gid != copy.st_gid:  # another group: gets the permissions of others
         allowed = allowed & ~stat.S_IRWXG | (allowed & stat.S_IRWXO) << 3
     return stat.S_IMODE(copy.st_mode) & (allowed | stat.S_IRWXU)
 
 
 def _give_free_name(work: OpenFolder, name: str, parent: OpenFolder, new: str) -> None:
-    """Give a file its final name, which must not be taken.
+    """Give a file its final name, which must be unused.
 
     Raises:
         FileExistsError: a file of that name has appeared.
         OSError: the place cannot be written.
     """
     try:
-        work.link(name, parent, new)  # unlike a move, never over a file that has appeared
+        work.link(name, parent, new)  # unlike a move, never replaces a file
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links: an empty file claims the name first

@@ -1,15 +1,11 @@
-"""An exported model on disk: the file, large weights beside it, and the facts both pipelines record about it."""
+"""An exported model on disk: the file, large weights beside it, and the move to their places."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -26,12 +22,11 @@ from ...core.storage.publishing import publish_together, sealed
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
 from ...onnx_graph.graph_values import outside_weights
-from ..checks.checked_file import CheckedFile
-from ..checks.loads import check_model
-from ..checks.table import run_checks, way_to_accept
-from .form import FileOptions, WrittenForm
-from .serialize import forget_weights, write_model
-from .shared_weights import share_weights
+from ...runtime.parity.comparison import how_to_accept
+from ..checks.table import way_to_accept
+from ..lowering.quantize.weights import WEIGHT_KINDS
+from ..options import FileOptions
+from .serialize import write_model
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +34,6 @@ _PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime
 
 
 # What to do about a failed check.
-_WIDER = f"To accept this difference, raise {argument('atol')} or {argument('rtol')}."
 _REPORT = "Run again with -v for more, or report the model's configuration."
 
 
@@ -50,10 +44,10 @@ def held_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def save_model(model: ir.Model, path: Path, external_data_from: int, shared: str | None = None) -> str | None:
-    """Write the model with large weights beside it, and return the name of the weights' file, if there is one.
+    """Write the model and, if needed, a file of external weights; return the name of that file.
 
     Its name carries a fingerprint of the weights, so that an older model keeps its own until the new
-    one is in place. Weights that lie in a `shared` file stay there.
+    one is in place. Weights that are in a `shared` file stay there.
     """
     if shared is not None:
         ir.save(model, path)
@@ -79,10 +73,16 @@ def companion_path(step: Path) -> Path:
     return step.with_name(f"{step.stem}.prefill{step.suffix}")
 
 
-def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[CheckRecord]:
+def demand(
+    records: Iterable[CheckRecord],
+    options: FileOptions | None = None,
+    precision: str = "fp32",
+    mapped: Path | None = None,
+) -> list[CheckRecord]:
     """Run checks one after the other, and return their records, that of golden outputs first.
 
-    The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one.
+    The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one. `options` and
+    `precision`, an entry of `core.tolerance`, are those of an export's file, for the advice.
 
     Raises:
         CheckFailed: a check failed; the later ones are not run.
@@ -95,88 +95,25 @@ def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[C
             raise CheckFailed(
                 f"The exported file failed its check: {record.name}.",
                 why=record.detail,
-                fix=f"Nothing was written. {_advice(record.name)}",
+                fix=f"Nothing was written. {_advice(record, options, precision)}",
             )
         passed.append(record)
     return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)
 
 
-def _advice(check: str) -> str:
+def _advice(record: CheckRecord, options: FileOptions | None, precision: str) -> str:
     """Say what to do about a failed check."""
-    accepted_by = way_to_accept(check)
+    accepted_by = way_to_accept(record.name)
     if accepted_by:
         return f"To accept this, add {argument(accepted_by, True)}."
-    return _WIDER if check == PARITY else _REPORT
+    if record.name != PARITY or options is None:
+        return _REPORT
+    kind = WEIGHT_KINDS.get(precision)
+    other = "" if kind is None else f"{kind.instead} "
+    return other + how_to_accept([record.figures], options.tolerance(precision))
 
 
-@dataclass(frozen=True)
-class Part:
-    """One file of an export.
-
-    Args:
-        path: its final path.
-        form: the traced model with its ONNX functions; with `function_body` its weights are dropped once written.
-        checked: returns the saved file as its checks see it.
-        describe: returns the facts about the model, from the records of the checks.
-    """
-
-    path: Path
-    form: WrittenForm
-    checked: Callable[[Path], CheckedFile]
-    describe: Callable[[list[CheckRecord]], Mapping[str, Any]]
-
-
-def finish_export(
-    parts: Sequence[Part],
-    folder: Path,
-    options: FileOptions,
-    progress: Callable[[str], None],
-    mapped: Path | None = None,
-) -> list[Sidecar]:
-    """Save traced models, check them, describe them, and move them to their places, all at once.
-
-    Args:
-        parts: the files, the requested one first; several have their weights in one file.
-        folder: the staging folder.
-        options: options of the files; without `function_body` the functions of the attention nodes are removed after
-            the checks, so that a plugin must compute these nodes.
-        progress: called with the name of each step as it begins.
-        mapped: the memory-mapped checkpoint, whose pages need not stay in memory.
-
-    Raises:
-        CheckFailed: a check found a fault; nothing was published.
-    """
-    models = {folder / part.path.name: part.form.model for part in parts}
-    shared = share_weights([*models.values()], folder, parts[0].path.name) if len(parts) > 1 else None
-
-    def save() -> list[str | None]:
-        return [save_model(model, staged, options.external_data_from, shared) for staged, model in models.items()]
-
-    data = save()
-    if options.function_body:
-        for model in models.values():
-            forget_weights(model)
-    gc.collect()  # the traced program is full of cycles
-    release_memory(mapped)
-    checks = [demand(run_checks(part.checked(staged)), mapped) for part, staged in zip(parts, models, strict=True)]
-    if not options.function_body:
-        progress("Removing the function definition")
-        for model in models.values():
-            _drop_attention_functions(model)
-        data = save()
-        bare = {"name": "onnx checker, no functions", "detail": "checked above with the functions"}
-        for staged, records in zip(models, checks, strict=True):
-            records.append(check_model(staged).model_copy(update=bare))
-    progress("Writing")
-    written = [
-        (staged, _sidecar(part, options, staged, name, records), part.path)
-        for part, staged, name, records in zip(parts, models, data, checks, strict=True)
-    ]
-    publish_models(written[::-1], sorted({name for name in data if name is not None}))
-    return [sidecar for _, sidecar, _ in written]
-
-
-def _drop_attention_functions(model: ir.Model) -> None:
+def drop_attention_functions(model: ir.Model) -> None:
     """Remove the ONNX functions of the attention nodes in place; no plugin computes the nodes of other functions."""
     for identifier, function in list(model.functions.items()):
         if function.domain == DOMAIN and function.name not in AFT_VARIANT_BY_OP_TYPE:
@@ -184,7 +121,7 @@ def _drop_attention_functions(model: ir.Model) -> None:
 
 
 def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[str]) -> None:
-    """Move checked models that belong together to their places, all at once.
+    """Publish checked models that belong together at one moment.
 
     Args:
         models: each staged file, its sidecar and its final path; the main one last. All are staged in one folder.
@@ -197,23 +134,6 @@ def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[
         described.write_text(sealed(sidecar.to_json()), encoding="utf-8")
         files |= {described: sidecar_path(output), staged: output}
     publish_together(files, folder)
-
-
-def _sidecar(part: Part, options: FileOptions, staged: Path, data: str | None, checks: list[CheckRecord]) -> Sidecar:
-    """Build the sidecar of a written file, whatever model it is of."""
-    facts: dict[str, Any] = {
-        "outputs": output_specs(part.form.model),
-        "opset": options.opset,
-        "windows": part.form.windows,
-        "function_body": options.function_body,
-        "standard_ops": options.standard_ops,
-        "external_data": data,
-        "versions": package_versions(),
-        "model_sha256": sha256(staged),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "checks": checks,
-    }
-    return Sidecar(**facts, **part.describe(checks))
 
 
 def output_specs(model: ir.Model) -> list[TensorSpec]:

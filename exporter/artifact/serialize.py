@@ -35,7 +35,7 @@ def write_model(model: ir.Model, path: Path) -> None:
     proto.graph.initializer.extend(small)
     graph = proto.graph.SerializeToString()
     proto.ClearField("graph")
-    # What is written before each weight: the keys and lengths of its message and of its bytes.
+    # The bytes before each weight: the keys and lengths of its message and of its data.
     before = {name: _before(header, large[name].nbytes) for name, header in tensors.items()}
     length = len(graph) + sum(len(start) + large[name].nbytes for name, start in before.items())
     with path.open("wb") as stream:

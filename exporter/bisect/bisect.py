@@ -12,7 +12,6 @@ import onnx
 from numpy.typing import NDArray
 
 from ...core.at_work import temporary_folder
-from ...core.documents.engine_facts import read_model_facts
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
@@ -24,7 +23,7 @@ from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
 from ...runtime.parity.runner import Runner, SessionRunner
-from ...runtime.session import check_inputs, find_model, load
+from ...runtime.session import check_inputs, find_model, load, read_model_facts
 from ..parity import check_signature, dynamic_axes, source_of_file
 from ..source.dynamic_axes import dynamic_specs, sizes_of
 from ..source.source_model import SourceModel
@@ -46,14 +45,14 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
 
     Raises:
         UsageError: a file that cannot be read or does not belong to the checkpoint, or one that names no modules.
-        CheckFailed: the ONNX file beside an engine is not the one it was built from.
+        CheckFailed: the engine was built from another ONNX file than the one in its folder.
         MissingDependency: onnxruntime, a provider, or something an engine needs is not installed.
     """
     progress("Loading the model")
     path = onnx_file_of(request.model)
     facts = read_model_facts(request.model)
     file = OnnxFile.read(find_model(path))
-    session = load(file, provider="cpu", plugin="none", verify=False)  # an altered file is what bisect looks for
+    session = load(file, provider="cpu", plugin="none", verify=False)  # bisect must accept changed files
     candidate = SessionRunner(session, file, facts)
     asked = ParityRequest(path, request.checkpoint, config=request.config, entry=request.entry)
     source, notes = source_of_file(asked, candidate)
@@ -72,7 +71,7 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
         notes.append(f"compared at {', '.join(f'{name}={size}' for name, size in sizes.items())}")
     progress("Running the model in float64")
     document = file.parse()
-    if not document.graph.value_info:  # a file in standard operators omits shapes that inference gives
+    if not document.graph.value_info:  # a file in standard operators omits shapes that inference finds
         document = infer_shapes(document, data_prop=True)
     fix(document.graph, sizes)
     bisection = _Bisection(request, source, dtype, document, sizes.get(SEQUENCE, source.shapes.seq_len))
@@ -80,9 +79,9 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     boundaries = find_boundaries(bisection.index, recording)
     if not any(boundary.path for boundary in boundaries):
         raise UsageError(
-            f"{path} does not say which module its nodes came from.",
-            why="No value of the graph could be matched with a module's output.",
-            fix="Export the model with localattn, and compare that file.",
+            f"{path} does not record which module its nodes came from.",
+            why="No value in the graph matches a module's output.",
+            fix="Export the model with localattn and bisect that file.",
         )
     progress("Running the file")
     return bisection.report(inputs, recording, boundaries, notes)
@@ -101,7 +100,7 @@ class _Bisection:
         self.request, self.source, self.dtype, self.length = request, source, dtype, length
         self.document = document
         self.index = GraphIndex(document.graph)
-        # A few intermediate values are rounded far worse than most: only a larger error is blamed on a module.
+        # A few intermediate values are rounded far worse than most, so only a larger error is attributed to a module.
         self.plain = tolerance_for(dtype, request.atol, request.rtol)
         slack = 1.0 if request.atol is not None else _ROUNDING_TAILS.get(dtype, 1.0)
         self.tolerance = self.plain.scaled(slack)
@@ -136,10 +135,10 @@ class _Bisection:
         return report
 
     def _outputs(self, measured: list[Measured]) -> list[str]:
-        """Write a note for each output that misses its tolerance although no module is to blame."""
+        """Write a note for each output that misses its tolerance although no module causes it alone."""
         return [
             f"{m.value} misses the table of tolerances ({self.plain.describe()}) by {miss:.2g}, and no module "
-            f"is to blame: the rounding of {self.dtype} adds up"
+            f"causes it alone: rounding errors of {self.dtype} add up"
             for m in measured
             if m.value in self.index.outputs and (miss := m.comparison.excess(self.plain)) > 0
         ]
@@ -147,7 +146,7 @@ class _Bisection:
     def _explain(
         self, wrong: Measured, measured: list[Measured], recording: Recording, inputs: Arrays, runner: Runner
     ) -> Fault:
-        # The module to blame; for a wrong input that is the module around the one it enters.
+        # The faulty module; for a wrong input, the parent of the module that it enters.
         module = wrong.path.rpartition(".")[0] if wrong.role == "input" else wrong.path
         by_value = {m.value: m for m in measured}
         before = self.index.behind(wrong.value, set(by_value))
@@ -201,7 +200,7 @@ class _Bisection:
             fitting = [
                 (name, part)
                 for name, own in held_by_module
-                # A packed matrix has as many columns as upstream's has rows.
+                # A packed matrix has as many columns as upstream's matrix has rows.
                 for part in [own if start is None else own[start : start + in_file.shape[-1]]]
                 if in_file.shape in (part.shape, part.T.shape)
             ]

@@ -24,7 +24,7 @@ from .reference import Floats, Recording
 
 @dataclass(frozen=True)
 class Boundary:
-    """One value that both the file and the PyTorch model compute.
+    """Describe a value that both the file and the PyTorch model compute.
 
     Args:
         value: its name in the graph.
@@ -43,7 +43,7 @@ class Boundary:
 
 
 class GraphIndex:
-    """An index of a graph: which node makes and which nodes use each value, and in which module.
+    """Index a graph: which node computes and which nodes use each value, and in which module.
 
     Args:
         graph: the graph of a file; its nodes are in topological order.
@@ -184,7 +184,7 @@ def first_column(weight: str) -> int | None:
 
 
 def _norms(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
-    """Yield what a node read and normalized, and the path of the norm's module."""
+    """Yield the values that a node read and normalized, and the path of the norm's module."""
     path = _path(node, NORM)
     contract = FUSED_BY_OP_TYPE.get(node.op_type) if node.domain == FUSED_DOMAIN else None
     for formal, name in zip(contract.outputs if path and contract else (), node.output, strict=False):

@@ -1,4 +1,4 @@
-"""Likely causes, one rule each: a name, and a function that returns its evidence or None.
+"""Find likely causes by rules: each has a name, and a function that returns evidence or None.
 
 The first rule that finds evidence names the cause. A rule rests on an experiment or on a property that
 other causes do not have, never on the size of an error alone.
@@ -41,7 +41,7 @@ def likely_cause(evidence: Evidence) -> Cause:
         sentence = find(evidence)
         if sentence is not None:
             return Cause(name, sentence)
-    return Cause("unknown", "No rule fits: neither range, weights, mask, padding, rotation, softmax nor window.")
+    return Cause("unknown", "No known cause: range, weights, mask, padding, rotation, softmax and window were tested.")
 
 
 def _overflow(evidence: Evidence) -> str | None:
@@ -51,10 +51,11 @@ def _overflow(evidence: Evidence) -> str | None:
         return None
     largest = float(np.abs(evidence.fault.expected).max())
     limit = FP16_MAX if evidence.dtype == "fp16" else float(np.finfo(np.float32).max)
-    where = "at this place" if largest > limit else "on the way inside the module"
+    where = "at this value" if largest > limit else "at a value inside the module"
     return (
-        f"{lost} of {actual.size} values are NaN or Inf, with finite inputs: {evidence.dtype} ends at {limit:.5g} and "
-        f"was left {where} (the reference reaches {largest:.4g} here)."
+        f"{lost} of {actual.size} values are NaN or Inf, from finite inputs: the range of {evidence.dtype} ends at "
+        f"{limit:.5g} and "
+        f"was exceeded {where} (the reference reaches {largest:.4g} here)."
     )
 
 
@@ -78,10 +79,12 @@ def _mask(evidence: Evidence) -> str | None:
     error = evidence.fault.comparison.max_abs
     kept = evidence.rerun({**evidence.inputs, **{name: np.ones_like(array) for name, array in masks.items()}})
     if _is_that_of(evidence, kept):
-        return f"The output is that of a mask which keeps every key: the mask has no effect ({dropped} keys dropped)."
+        return (
+            f"The output equals that of a mask which keeps every key: the mask has no effect ({dropped} keys dropped)."
+        )
     inverted = evidence.rerun({**evidence.inputs, **{name: ~array for name, array in masks.items()}})
     if _is_that_of(evidence, inverted):
-        return "The output is that of the opposite mask: kept and dropped keys are exchanged."
+        return "The output equals that of the inverted mask: kept and dropped keys are exchanged."
     if kept.passed:
         return f"With every key kept the output is right; with {dropped} keys dropped it is off by {error:.2g}."
     return None
@@ -108,8 +111,8 @@ def _padding(evidence: Evidence) -> str | None:
     for edge, name in ((at_end, "last"), (at_start & (start < window), "first")):
         if edge[wrong].all() and not edge.all():
             return (
-                f"Only positions {wrong[0]} to {wrong[-1]} are wrong, all in the {name} window(s), which padding "
-                f"fills; the {int((~edge).sum())} others are right."
+                f"Only positions {wrong[0]} to {wrong[-1]} are wrong, all in the {name} window(s), where padding is"
+                f"; the {int((~edge).sum())} others are right."
             )
     return None
 
@@ -125,7 +128,7 @@ def _rotary(evidence: Evidence) -> str | None:
     error = fault.comparison.max_abs
     if off > 0.1 * error:
         return None
-    return f"Pairs of channels keep their length (within {off:.2g}), not their angle (error {error:.2g})."
+    return f"Pairs of channels have the right length (within {off:.2g}) but a wrong angle (error {error:.2g})."
 
 
 def _softmax(evidence: Evidence) -> str | None:
@@ -153,7 +156,7 @@ def _window(evidence: Evidence) -> str | None:
     others = [*([node] if node != evidence.geometry else []), *_other_windows(evidence.geometry)]
     for other in others:
         if _rms(actual - attend_rows(replace(evidence, geometry=other), rows)) < 0.05 * error:
-            return f"The output is that of another window: {other.describe()}, not {evidence.geometry.describe()}."
+            return f"The output equals that of another window: {other.describe()}, not {evidence.geometry.describe()}."
     return None
 
 

@@ -1,4 +1,4 @@
-"""The facts about the first place where a file is wrong, which every rule of `causes` looks at."""
+"""Collect the evidence at the first wrong value of a file, for the rules of `causes`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def measure(candidate: Runner, boundaries: Sequence[Boundary], inputs: Arrays, t
 
 @dataclass(frozen=True)
 class Evidence:
-    """The first boundary out of tolerance and the facts around it.
+    """The first boundary out of tolerance, with the evidence around it.
 
     Args:
         fault: that boundary.

@@ -16,14 +16,14 @@ from typing import Any
 
 import onnx
 
-from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
-from ...core.error_texts import argument
+from ...core.documents.engine_facts import EngineFacts
 from ...core.errors import CheckFailed, UsageError
 from ...core.limits import LARGEST_SIZE
 from ...core.storage.files import sha256
 from ...core.tensors import BATCH, SEQUENCE
 from ...onnx_graph.graph_values import external_files
 from ...onnx_graph.judgement import lies_inside
+from ...runtime.backends import registry
 from ...runtime.session import Session, load
 from ..source.source_model import SourceModel
 from .request import BisectRequest
@@ -38,21 +38,21 @@ _OPERATORS: Mapping[type, Any] = {
 
 
 def onnx_file_of(model: Path) -> Path:
-    """Return the ONNX file to look into: the model itself, or the file that an engine was built from.
+    """Return the ONNX file to bisect: the model itself, or the file that an engine was built from.
 
     Raises:
-        UsageError: the engine's ONNX file is not beside it.
+        UsageError: the engine's ONNX file is missing in its folder.
         CheckFailed: that file is not the one the engine was built from.
     """
-    if model.suffix.lower() != ENGINE_SUFFIX:
+    facts = registry.choose(model)[0].facts(model)
+    if not isinstance(facts, EngineFacts):
         return model
-    facts = read_engine_facts(model)
     path = model.with_name(facts.onnx_name)
     if not path.is_file():
         raise UsageError(
-            f"{path} is not there.",
-            why=f"To look into {model.name}, the ONNX file it was built from is needed.",
-            fix="Copy it beside the engine.",
+            f"{path} is missing.",
+            why=f"Bisecting {model.name} needs the ONNX file that it was built from.",
+            fix="Copy that file into the engine's folder.",
         )
     if sha256(path) != facts.onnx_sha256:
         raise CheckFailed(f"{path} is not the file {model.name} was built from.", why="Its SHA-256 differs.")
@@ -81,38 +81,21 @@ def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, 
     source = onnx_file_of(model)
     for name in external_files(document):
         if not lies_inside(name):
-            raise UsageError(f"The external data of the model is not beside it: {name}.")
+            raise UsageError(f"The model's external data file {name} is missing in its folder.")
         _link(source.parent / name, folder / name)
     marked = folder / "marked.onnx"
     marked.write_bytes(document.SerializeToString())
-    if model.suffix.lower() != ENGINE_SUFFIX:
+    backend, _ = registry.choose(model)
+    if not backend.built:
         return load(marked, provider=request.provider, plugin="none")
-    return load(_build(marked, read_engine_facts(model), request), plugin=request.plugin)
-
-
-def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
-    from ...runtime.engine.builder.build import build_engine
-    from ...runtime.engine.builder.request import BuildRequest, PluginChoice
-    from ...runtime.engine.plugins import find_library
-
-    plugin = PluginChoice()
-    if facts.plugin is not None:
-        if facts.plugin.kind != "library":
-            raise UsageError(
-                "An engine with ahead-of-time plugins cannot be built again here.",
-                fix=f"Bisect the ONNX file, or an engine built with {argument('plugin', 'library')}.",
-            )
-        plugin = PluginChoice("library", find_library(facts.plugin, request.model, request.plugin), asked="library")
-    output = marked.with_suffix(ENGINE_SUFFIX)
-    build_engine(BuildRequest(marked, output, facts.backend, facts.targets, plugin))
-    return output
+    return load(backend.rebuild(model, marked, request.plugin), plugin=request.plugin)
 
 
 def _link(source: Path, target: Path) -> None:
     """Link a file to another path, or copy it where links are not possible."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(source.resolve(), target)  # where the source is a symbolic link, what it leads to
+        os.link(source.resolve(), target)  # if the source is a symbolic link, link its target
     except OSError:
         shutil.copyfile(source, target)
 
@@ -126,7 +109,7 @@ def chosen_sizes(source: SourceModel) -> dict[str, int]:
 def fix(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
     """Write numbers in place of names, and of sums and products of names, in the types of all values of a graph.
 
-    What cannot be computed stays as it is; such a value is no boundary.
+    Expressions that cannot be computed stay; such a value is not a boundary.
     """
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dimension in value.type.tensor_type.shape.dim:
@@ -136,7 +119,7 @@ def fix(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
 
 
 def _number(text: str, sizes: Mapping[str, int]) -> int | None:
-    """Compute an expression such as `2*batch*seq`; None if it is no such expression."""
+    """Compute an expression such as `2*batch*seq`; None if it is another kind of text."""
     try:
         return _value(ast.parse(text, mode="eval").body, sizes)
     except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
@@ -144,7 +127,7 @@ def _number(text: str, sizes: Mapping[str, int]) -> int | None:
 
 
 def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
-    """Compute a part of it; KeyError for what is neither a name, a number nor an operation of `_OPERATORS`."""
+    """Compute a part of an expression; KeyError for anything but a name, a number or an operation of `_OPERATORS`."""
     if isinstance(node, ast.Name):
         return sizes[node.id]
     if isinstance(node, ast.Constant) and isinstance(node.value, int):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..models.parts.float64 import InFloat64
 from ..source.source_model import SourceModel, as_tensors
 
 Floats = NDArray[np.float64]
@@ -73,12 +74,13 @@ def record(source: SourceModel, inputs: Mapping[str, NDArray[Any]]) -> Recording
     """
     module = source.module("fp32").double()
     calls: dict[str, list[ModuleCall]] = {}
-    arguments = {source.parameter(name): tensor for name, tensor in as_tensors(inputs, torch.float64).items()}
+    names = source.family.parameters
+    arguments = {names.get(name, name): tensor for name, tensor in as_tensors(inputs, torch.float64).items()}
     watcher = _AttentionWatcher()
     for path, part in module.named_modules():
         if not isinstance(part, nn.Identity):
             part.register_forward_hook(partial(_note, calls, path), with_kwargs=True)
-    with torch.no_grad(), source.in_float64(), watcher:
+    with torch.no_grad(), InFloat64(), watcher:
         module(**arguments)
     return Recording(
         modules={path: found[0] for path, found in calls.items() if len(found) == 1},
@@ -110,7 +112,7 @@ def _copied(x: Tensor) -> Floats:
 
 
 class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A torch mode that records what the attention operators are called with."""
+    """A torch mode that records the inputs of the attention operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -15,9 +15,9 @@ class BisectRequest:
     """A request to compare a file with its model at every module boundary.
 
     Args:
-        model: an exported file (.onnx), or an engine beside the file it was built from.
+        model: an exported file (.onnx), or an engine in the folder of the file it was built from.
         checkpoint: its weights.
-        config: configuration file; by default the sidecar's, else the one beside the checkpoint.
+        config: configuration file; by default the sidecar's, else the one in the checkpoint's folder.
         seed: seed of the random inputs.
         inputs: an .npz of inputs to use instead of random ones.
         atol: absolute tolerance instead of the dtype's, in units of each value's root mean square.
@@ -56,7 +56,7 @@ class Fault:
     cause: Cause
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON types."""
+        """Return the record as JSON types."""
         return {
             "module": self.module,
             "boundary": self.boundary.to_dict(),
@@ -86,7 +86,7 @@ class BisectReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every boundary is within the tolerance; False where none was compared."""
+        """Whether every boundary is within the tolerance; False if none was compared."""
         return self.fault is None and bool(self.rows)
 
     def __bool__(self) -> bool:
@@ -99,7 +99,7 @@ class BisectReport:
         return max(self.rows, key=lambda row: row.comparison.relative_rms)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON types."""
+        """Return the record as JSON types."""
         return {
             "passed": self.passed,
             "dtype": self.dtype,

@@ -1,4 +1,4 @@
-"""The configuration beside a checkpoint: its class, and the arguments that its weights do not show.
+"""Read the configuration of a checkpoint: its class, and the arguments that its weights do not show.
 
     {"class": "local_attention.LocalTransformer", "kwargs": {"local_attn_window_size": 128, ...},
      "hyper_connections": "0.4.11", "about": {...}}
@@ -22,7 +22,7 @@ from ...core.storage.file_kinds import CONFIG_SUFFIXES
 from ...core.storage.reading import read_plain
 from ..models.registry import CLASSES, ClassEntry
 from .documents import read_document
-from .traceless import placeholders
+from .hidden_arguments import placeholders
 
 _MOST_VALUES = 10_000
 LARGEST_FILE = 256 << 10  # bytes
@@ -33,13 +33,13 @@ _FIRST_MIXING_RELEASE = (0, 3, 10)
 _VERSION = re.compile(r"v?([0-9]{1,6}(?:\.[0-9]{1,6}){0,5})(?:[-_.+]?[A-Za-z][0-9A-Za-z.+-]{0,40})?")
 
 
-# Packages by their names on PyPI.
+# Packages, by their names on PyPI.
 _PACKAGES = {"local-attention": "local_attention", "zetascale": "zeta", "labml-nn": "labml_nn"}
 
 
 @dataclass(frozen=True)
 class RawConfig:
-    """A config as written: known names only, values not yet checked.
+    """A configuration as written: with known names only, but unchecked values.
 
     Args:
         class_name: a key of `CLASSES`, or None if the config leaves it to the weights.
@@ -58,12 +58,12 @@ def resolve_class(name: object) -> ClassEntry:
     """Return the entry of a class, by its name in `CLASSES`, its import path or its bare name.
 
     Raises:
-        UsageError: there is no such class.
+        UsageError: the class is unknown.
     """
     if not isinstance(name, str):
         raise UsageError(f"The class is {shown(name)}.", fix=f"Give one of {', '.join(CLASSES)}.")
     first, *rest = name.strip().split(".")
-    # In a full path such as local_attention.transformer.LocalMHA the modules between do not matter.
+    # In a full path such as local_attention.transformer.LocalMHA, modules in the middle do not matter.
     if rest:
         path = f"{_PACKAGES.get(first, first)}.{rest[-1]}"
     else:  # the first class with that name, whatever its package
@@ -90,7 +90,7 @@ def check_names(entry: ClassEntry, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if name in entry.unsupported:
             if value is None or value is False:
                 continue
-            raise UsageError(f"{entry.name} cannot be given {name}.", why=entry.unsupported[name])
+            raise UsageError(f"{name} cannot be set for {entry.name}.", why=entry.unsupported[name])
         if name not in entry.args.model_fields:
             raise UsageError(
                 f"{entry.name} has no argument {shown(name)}.",
@@ -108,8 +108,8 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
     """
     if not isinstance(document, Mapping):
         raise UsageError(
-            f"{source} holds {shown(document)}.",
-            why="A config is one table of class, kwargs and hyper_connections.",
+            f"{source} contains {shown(document)}.",
+            why="A configuration is one table of class, kwargs and hyper_connections.",
             fix='Example: {"class": "local_attention.LocalMHA", "kwargs": {"window_size": 128}}',
         )
     for name in document:
@@ -122,9 +122,9 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
     left = placeholders(document)
     if left:
         raise UsageError(
-            f"{source} is not complete: {', '.join(left)}.",
+            f"{source} is incomplete: {', '.join(left)}.",
             why=f"{next(iter(left))} is still {shown(next(iter(left.values())), 120)}.",
-            fix="Fill in each of them, or remove its entry where it says so.",
+            fix="Fill in each entry, or remove it where its text allows that.",
         )
     kwargs = document.get("kwargs")
     if kwargs is None:
@@ -133,7 +133,8 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
         raise UsageError(f"{source}: kwargs is {shown(kwargs)}.", why="It is a table of arguments.")
     if not _is_small(kwargs):
         raise UsageError(
-            f"{source}: kwargs has more than {_MOST_VALUES} values.", why="A few arguments are all it takes."
+            f"{source}: kwargs has more than {_MOST_VALUES} values.",
+            why="A model's constructor needs only a few arguments.",
         )
     class_name = document.get("class")
     if class_name is not None:
@@ -164,18 +165,20 @@ def load_config(path: Path) -> RawConfig:
     """
     suffix = path.suffix.lower()
     if suffix not in CONFIG_SUFFIXES:
-        raise UsageError(f"{path} is not a config.", fix=f"Name it {', '.join(CONFIG_SUFFIXES)}.")
+        raise UsageError(f"{path} is not a configuration.", fix=f"Name it {', '.join(CONFIG_SUFFIXES)}.")
     try:
         content = read_plain(path, LARGEST_FILE)
         if len(content) > LARGEST_FILE:
             raise UsageError(
-                f"{path} is over {LARGEST_FILE >> 10} KiB.", why="A config is a few lines.", fix="Check the path."
+                f"{path} is larger than {LARGEST_FILE >> 10} KiB.",
+                why="A configuration has only a few lines.",
+                fix="Check the path.",
             )
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text.", why="It is not a config.") from error
+        raise UsageError(f"{path} is not UTF-8 text.", why="It is not a configuration.") from error
     return parse_config(read_document(text, path), str(path))
 
 
@@ -193,7 +196,7 @@ def adds_residual_only(version: object) -> bool:
     if match is None:
         raise UsageError(
             f"hyper_connections is {shown(version)}.",
-            why="It is the release the model was trained with, as text.",
+            why="The entry is the release that the model was trained with, as text.",
             fix='Example: "hyper_connections": "0.4.11"',
         )
     release = tuple(int(part) for part in match[1].split("."))

@@ -7,14 +7,14 @@ from typing import Any
 
 from ...core.error_texts import shown
 from ...core.errors import UsageError
-from ...core.storage.mistaken import check_exists
+from ...core.storage.wrong_file import check_exists
 from ..models.registry import CLASSES, find_folder
 from .config import load_config
 from .folders import is_index
+from .hidden_arguments import config_template, template_path
 from .infer_config import Gathered, Resolved, gather, infer_config
 from .load import LoadedCheckpoint, find_config, load_state, with_tied
 from .open_checkpoint import OpenedCheckpoint, open_checkpoint
-from .traceless import config_template, template_path
 
 
 def describe_checkpoint(path: Path, config: Path | None = None, entry: str | None = None) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def describe_checkpoint(path: Path, config: Path | None = None, entry: str | Non
 
     Args:
         path: the checkpoint.
-        config: its configuration file; by default the one beside it, if there is one.
+        config: its configuration file; by default the one in its folder, if there is one.
         entry: the set of weights to describe, where a file holds several; None chooses.
 
     Raises:
@@ -107,7 +107,7 @@ def _size(path: Path) -> int:
 def _of_windows(resolved: Resolved) -> dict[str, Any]:
     family = CLASSES[resolved.class_name].family
     views = family.window_views(resolved.class_name, resolved.args, None)
-    return {"window": family.describe_window(resolved.args), "windows": [view.to_dict() for view in views]}
+    return {"window": resolved.args.describe(), "windows": [view.to_dict() for view in views]}
 
 
 def _entries(values: Any, source: str) -> dict[str, dict[str, Any]]:
@@ -115,7 +115,7 @@ def _entries(values: Any, source: str) -> dict[str, dict[str, Any]]:
 
 
 def _gathered(known: Gathered, given: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Describe what is known of a configuration, which need not be complete or consistent."""
+    """Describe the known part of a configuration, which may be incomplete or inconsistent."""
     own = {
         name: {"value": settings[0].value, "from": f"the checkpoint's {settings[0].source}"}
         for name, settings in known.own.used.items()

@@ -1,4 +1,4 @@
-"""Read the folder of torch.distributed.checkpoint with torch's own reader, and run no code from it.
+"""Read a folder of torch.distributed.checkpoint with torch's own reader, without running code from it.
 
 Its `.metadata` is a pickle, which torch's reader opens without any limit. Here it is opened by an unpickler that knows
 the classes of that format and nothing else. Of the other files only tensors are read, with `weights_only=True`.
@@ -36,7 +36,7 @@ _CLASSES = {
     "collections": ("OrderedDict",),
     "torch": ("Size", "device"),
 }
-# A name in the state of an optimizer that was saved flat, beside the names of the model.
+# A name in the state of an optimizer that was saved flat, together with the names of the model.
 _FLAT = re.compile(r"optim\w*\.(state|param_groups)\.")
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")
 _GATHER = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pt"
@@ -73,18 +73,20 @@ def read_distcp(folder: Path, known: Unchanged) -> tuple[dict[str, Any], list[Pa
             continue
         budget -= math.prod(stored.size) * stored.properties.dtype.itemsize
         if budget < 0 or any(size < 0 for size in stored.size):
-            raise _broken(folder, f"{name} claims the shape {list(stored.size)}: more data than its files hold.")
+            raise _broken(folder, f"{name} claims the shape {list(stored.size)}: more data than its files contain.")
         if not _covered(stored):
-            raise _broken(folder, f"Its parts do not make up the whole of {name}, which is {list(stored.size)}.")
+            raise _broken(folder, f"Its parts do not add up to {name}, whose shape is {list(stored.size)}.")
         tensors[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     if skipped and not tensors:
         raise UsageError(
-            f"{folder} holds the state of an optimizer, not the weights of a model.",
-            why=f"All of its {skipped} tensors are in entries of an optimizer.",
+            f"{folder} contains the state of an optimizer, not the weights of a model.",
+            why=f"All of its {skipped} tensors belong to an optimizer.",
             fix="Give the folder of the model's weights.",
         )
     if not tensors:
-        raise UsageError(f"{folder} holds no tensors.", why="Its metadata names none.", fix="Copy all of it again.")
+        raise UsageError(
+            f"{folder} contains no tensors.", why="Its metadata lists no tensor.", fix="Copy the whole folder again."
+        )
     _fill(folder, metadata, tensors)
     notes = [f"read from {len(files)} file(s) of torch.distributed.checkpoint"]
     if skipped:
@@ -93,7 +95,7 @@ def read_distcp(folder: Path, known: Unchanged) -> tuple[dict[str, Any], list[Pa
 
 
 def _covered(stored: Any) -> bool:
-    """Return whether the parts of a tensor make up all of it: torch's reader leaves memory as it was in the rest."""
+    """Return whether the parts of a tensor cover it completely: torch's reader leaves other memory unchanged."""
     size = tuple(stored.size)
     parts = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks]
     inside = all(
@@ -110,7 +112,7 @@ def _covered(stored: Any) -> bool:
 
 
 def _fill(folder: Path, metadata: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """Fill tensors with what the folder holds of them, by torch's reader."""
+    """Fill tensors from the folder, by torch's reader."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -128,7 +130,7 @@ def _fill(folder: Path, metadata: Any, tensors: dict[str, torch.Tensor]) -> None
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep warnings that there are no processes out of the output."""
+    """Hide warnings about missing distributed processes."""
     import warnings
 
     logging.disable(logging.WARNING)
@@ -155,7 +157,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _joined(*parts: object) -> str:
-    """Stand in for a path in the metadata, which nothing needs."""
+    """Stand in for an unused path in the metadata."""
     return "/".join(map(str, parts))
 
 
@@ -165,7 +167,7 @@ def _metadata(folder: Path) -> Any:
     except FileNotFoundError as error:
         raise UsageError(
             f"{folder} has no {METADATA}.",
-            why="It says which file holds which part of each tensor of torch.distributed.checkpoint.",
+            why="This file of torch.distributed.checkpoint says which file holds which part of each tensor.",
             fix=f"Copy it too: its name begins with a dot, so that `cp {folder}/*` leaves it out.",
         ) from error
     except OSError as error:
@@ -177,7 +179,7 @@ def _metadata(folder: Path) -> Any:
         if not isinstance(metadata, Metadata) or not isinstance(metadata.state_dict_metadata, dict):
             raise pickle.UnpicklingError("It is not the metadata of a checkpoint.")
         if not isinstance(metadata.storage_data, dict):
-            raise pickle.UnpicklingError("It does not say where its tensors lie.")
+            raise pickle.UnpicklingError("It does not say where its tensors are.")
         if getattr(metadata, "storage_meta", None) is None:
             from torch.distributed.checkpoint.metadata import StorageMeta
 
@@ -187,16 +189,16 @@ def _metadata(folder: Path) -> Any:
     except Exception as error:  # the file controls what the unpickler does
         if isinstance(error, pickle.UnpicklingError) and str(error).startswith("It refers to"):
             raise UsageError(
-                f"{folder / METADATA} holds other objects than the metadata of torch.distributed.checkpoint.",
+                f"{folder / METADATA} contains objects that torch.distributed.checkpoint does not write.",
                 why=f"{error} Building it could run code from the file, so it is not opened.",
-                fix=f"Where it was trained, if you trust it: {_GATHER.format(folder=folder)}",
+                fix=f"If you trust it, run where it was trained: {_GATHER.format(folder=folder)}",
             ) from error
         raise _broken(folder, first_line(error, 200)) from error
     return metadata
 
 
 def is_name(name: str) -> bool:
-    """Return whether a text can be the name of a file in a folder, and nothing outside of it."""
+    """Return whether a text can be the name of a file in a folder and not outside it."""
     return 0 < len(name.encode("utf-8", "replace")) < 256 and name not in (".", "..") and not set(name) & set("/\\\0")
 
 
@@ -204,16 +206,16 @@ def _checked_files(folder: Path, metadata: Any) -> list[Path]:
     """Return the files that hold the tensors.
 
     Raises:
-        UsageError: one is not there, lies elsewhere, or is shorter than its parts.
+        UsageError: a file is missing, is in another folder, or is shorter than its parts.
     """
     ends: dict[str, int] = {}
     for info in metadata.storage_data.values():
         name = str(getattr(info, "relative_path", ""))
         offset, length = getattr(info, "offset", -1), getattr(info, "length", -1)
         if not is_name(name):
-            raise _broken(folder, f"A part lies in {name[:80]!r}, outside of the folder.")
+            raise _broken(folder, f"A part is in {name[:80]!r}, outside the folder.")
         if not isinstance(offset, int) or not isinstance(length, int) or offset < 0 or length < 0:
-            raise _broken(folder, f"A part of {name} has no place.")
+            raise _broken(folder, f"A part of {name} has no file.")
         if getattr(info, "transform_descriptors", None):
             raise _broken(folder, "Its parts are compressed by an extension.")
         ends[name] = max(ends.get(name, 0), offset + length)
@@ -221,17 +223,17 @@ def _checked_files(folder: Path, metadata: Any) -> list[Path]:
     if missing:
         raise UsageError(
             f"{folder} lacks {len(missing)} of its {len(ends)} files: {', '.join(sorted(missing)[:3])}.",
-            why="Each device that trained the model wrote some of them.",
-            fix="Copy all of the folder.",
+            why="Each device that trained the model wrote some of the files.",
+            fix="Copy the whole folder.",
         )
     cut = [name for name, end in ends.items() if (folder / name).stat().st_size < end]
     if cut:
-        raise _broken(folder, f"{sorted(cut)[0]} is shorter than the parts that it holds: it is cut.")
+        raise _broken(folder, f"{sorted(cut)[0]} is incomplete: it is shorter than the parts that it should contain.")
     return [folder / name for name in sorted(ends)]
 
 
 def _path(metadata: Any, name: str) -> tuple[str, ...]:
-    """Return the tables around a tensor, and its name in the innermost one."""
+    """Return the tables around a tensor, and its name in the innermost table."""
     planner = metadata.planner_data
     path = planner.get(name) if isinstance(planner, Mapping) else None
     if isinstance(path, tuple) and path and all(isinstance(part, str | int) for part in path):
@@ -252,16 +254,16 @@ def _nested(folder: Path, metadata: Any, tensors: Mapping[str, torch.Tensor]) ->
         for part in tables:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
-                raise _broken(folder, f"{name} would lie inside of another tensor.")
+                raise _broken(folder, f"{name} overlaps another tensor.")
         if last in inner:
-            raise _broken(folder, f"{name} has the place of another tensor.")
+            raise _broken(folder, f"{name} is in the place of another tensor.")
         inner[last] = tensor
     return nested
 
 
 def _broken(folder: Path, why: str) -> UsageError:
     return UsageError(
-        f"{folder} cannot be read as a folder of torch.distributed.checkpoint.",
+        f"{folder} cannot be read as a checkpoint of torch.distributed.checkpoint.",
         why=why,
-        fix=f"Copy all of it again; or, where it was trained: {_GATHER.format(folder=folder)}",
+        fix=f"Copy the whole folder again; or run where it was trained: {_GATHER.format(folder=folder)}",
     )

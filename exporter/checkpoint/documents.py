@@ -1,4 +1,4 @@
-"""Read a JSON, TOML or YAML text strictly: refuse what a person and the library would read differently.
+"""Read a JSON, TOML or YAML text strictly: refuse texts that a person and the library would read differently.
 
 If a key is given twice, a library takes the last value, but the author may have meant the first. In YAML 1.1 `010` is
 8 and `1:30` is 90.
@@ -21,7 +21,7 @@ _OCTAL = re.compile(r"[-+]?0[0-7_]*[0-7]")
 
 
 def read_document(text: str, path: Path) -> object:
-    """Return the document in a text of the format that its file's suffix names.
+    """Return the document in a text, in the format of its file's suffix.
 
     Raises:
         UsageError: it is not valid, holds a key twice, or a number that is easily misread.
@@ -49,7 +49,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise ValueError(f"{shown(key)} is given twice. Keep one of them.")
+            raise ValueError(f"{shown(key)} is given twice. Keep one of the two.")
         table[key] = value
     return table
 
@@ -62,7 +62,9 @@ def _read_toml(text: str) -> object:
     try:
         import tomli
     except ImportError as error:
-        raise MissingDependency("Reading TOML needs tomli here.", fix="pip install tomli") from error
+        raise MissingDependency(
+            "Reading TOML needs the package tomli in this Python.", fix="pip install tomli"
+        ) from error
     return tomli.loads(text)
 
 
@@ -71,7 +73,7 @@ def _read_yaml(text: str) -> object:
         import yaml
     except ImportError as error:
         raise MissingDependency(
-            "Reading YAML needs pyyaml.", fix="pip install pyyaml, or write the config as JSON."
+            "Reading YAML needs the package pyyaml.", fix="pip install pyyaml, or write the configuration as JSON."
         ) from error
 
     class Loader(yaml.SafeLoader):
@@ -79,16 +81,16 @@ def _read_yaml(text: str) -> object:
 
         def flatten_mapping(self, node: Any) -> None:
             if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-                raise ValueError("Merge keys (<<) are not read. Write the entries out.")
+                raise ValueError("Merge keys (<<) are not supported. Write the entries out.")
             super().flatten_mapping(node)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
                 if not isinstance(key, yaml.ScalarNode):
-                    continue  # a list or a table is no key: PyYAML refuses it
+                    continue  # a list or a table is not a valid key: PyYAML refuses it
                 if (key.tag, key.value) in seen:
-                    raise ValueError(f"{shown(key.value)} is given twice (line {_line(key)}). Keep one of them.")
+                    raise ValueError(f"{shown(key.value)} is given twice (line {_line(key)}). Keep one of the two.")
                 seen.add((key.tag, key.value))
             return dict(super().construct_mapping(node, deep=deep))
 

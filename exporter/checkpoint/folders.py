@@ -1,4 +1,4 @@
-"""Read the folder that a trainer or a library saved: shards with an index, or the folder of a training framework.
+"""Read a folder that a trainer or a library saved: shards with an index, or a training framework's own format.
 
 What torch or safetensors reads without running code is read. For the others one sentence says what the folder is, and
 which command of its project makes one file of it.
@@ -50,7 +50,7 @@ ReadFile = Callable[[Path, list[str]], tuple[object, dict[str, str]]]
 
 @dataclass(frozen=True)
 class Contents:
-    """What a folder holds.
+    """The contents of a folder.
 
     Args:
         loaded: the tables of tensors, as one file would hold them.
@@ -79,7 +79,7 @@ def read_folder(path: Path, read_file: ReadFile, files: Unchanged) -> Contents:
         files: gets every file before it is read.
 
     Raises:
-        UsageError: it is none of the kinds that are read, or a part is missing.
+        UsageError: its kind is not supported, or a part is missing.
     """
     if not path.is_dir():
         return _of_index(path, read_file, files)
@@ -97,14 +97,14 @@ def read_folder(path: Path, read_file: ReadFile, files: Unchanged) -> Contents:
     if weights:
         raise UsageError(
             f"{path} holds several checkpoints of torch.distributed.checkpoint.",
-            why=f"They lie in {bounded([x.name for x in weights], 5)}.",
+            why=f"They are in {bounded([x.name for x in weights], 5)}.",
             fix=f"Give one of them: {weights[-1]}",
         )
     return _of_files(path, read_file, files)
 
 
 def _of_one_index(path: Path, indices: list[Path], read_file: ReadFile, known: Unchanged) -> Contents:
-    """Read the shards of a folder's index, those of safetensors first, and note what else lies there.
+    """Read the shards of a folder's index, safetensors first, and note other weights in the folder.
 
     Raises:
         UsageError: several indices are of one format.
@@ -113,8 +113,8 @@ def _of_one_index(path: Path, indices: list[Path], read_file: ReadFile, known: U
     rivals = [index for index in indices if formats[index] == formats[indices[0]]]
     if len(rivals) > 1:
         raise UsageError(
-            f"{path} holds several sets of shards: {bounded([index.name for index in rivals], 5)}.",
-            why="Which of them is meant cannot be told.",
+            f"{path} contains several sets of shards: {bounded([index.name for index in rivals], 5)}.",
+            why="The command cannot tell which one you mean.",
             fix=f"Give one of them: {rivals[0]}",
         )
     contents = _of_index(indices[0], read_file, known)
@@ -142,7 +142,7 @@ def _of_index(index: Path, read_file: ReadFile, known: Unchanged) -> Contents:
         places = document["weight_map"]
         names = sorted(set(places.values()))
         if not names or not all(isinstance(name, str) and is_name(name) for name in names):
-            raise ValueError("its weight_map names no files of this folder")
+            raise ValueError("its weight_map names no file in this folder")
     except OSError as error:
         raise UsageError(f"Cannot read {index}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -157,8 +157,8 @@ def _of_index(index: Path, read_file: ReadFile, known: Unchanged) -> Contents:
     if lost:
         raise UsageError(
             f"The shards of {index} lack {len(lost)} tensors: {bounded(lost, 3)}.",
-            why="Index and shards are not of one checkpoint.",
-            fix="Copy all of the folder again.",
+            why="The index and the shards come from different checkpoints.",
+            fix="Copy the whole folder again.",
         )
     return Contents(table, [index, *contents.files], contents.notes, contents.tied)
 
@@ -169,7 +169,7 @@ def _check_there(shards: list[Path], folder: Path) -> None:
         raise UsageError(
             f"{folder} lacks {len(missing)} of its {len(shards)} shards: {bounded(missing, 3)}.",
             why="Each shard holds some of the tensors.",
-            fix="Copy all of them.",
+            fix="Copy all shards.",
         )
     for shard in shards:
         check_plain(shard)
@@ -181,18 +181,18 @@ def _merged(shards: list[Path], read_file: ReadFile, known: Unchanged) -> Conten
     table: dict[Any, Any] = {}
     notes, tied = [f"read from {len(shards)} shard(s)"], dict[str, str]()
     for shard in shards:
-        loaded, left_out = read_file(shard, notes)
+        loaded, omitted = read_file(shard, notes)
         if not isinstance(loaded, Mapping):
-            raise UsageError(f"{shard} is not a shard of a state dict.", why=f"It holds one {type(loaded).__name__}.")
+            raise UsageError(f"{shard} is not a shard of a state dict.", why=f"It contains a {type(loaded).__name__}.")
         twice = [str(name) for name in loaded if name in table and isinstance(loaded[name], torch.Tensor)]
         if twice:
             raise UsageError(
-                f"{bounded(twice, 3)} is in several shards of {shard.parent}.",
-                why="Shards of an index hold each tensor once; parts of tensor parallelism do not.",
-                fix="Merge them with the tool that made them.",
+                f"{bounded(twice, 3)} is in more than one shard of {shard.parent}.",
+                why="Shards of an index contain each tensor once; these may be parts of tensor parallelism.",
+                fix="Merge the parts with the tool that wrote them.",
             )
         table |= loaded
-        tied |= left_out
+        tied |= omitted
     return Contents(table, shards, notes, {name: other for name, other in tied.items() if name not in table})
 
 
@@ -207,26 +207,26 @@ def _of_files(path: Path, read_file: ReadFile, known: Unchanged) -> Contents:
             raise UsageError(
                 f"{path} has {len(files)} of the {count} shards of a checkpoint.",
                 why=f"There are {bounded([x.name for x in files], 3)}.",
-                fix="Copy all of them.",
+                fix="Copy all shards.",
             )
         return _merged(files, read_file, known)
     plain = [x for x in files if x.suffix.lower() == ".safetensors"] or files
     if len(plain) > 1:
         raise UsageError(
-            f"{path} holds several files of weights: {bounded([x.name for x in plain], 5)}.",
-            why="Which of them is meant cannot be told.",
+            f"{path} contains several files of weights: {bounded([x.name for x in plain], 5)}.",
+            why="The command cannot tell which one you mean.",
             fix=f"Give one of them: {plain[0]}",
         )
     if not plain:
-        detect_folder(path)  # says which folders are read
-        raise UsageError(f"{path} holds no weights.", fix="Give the folder that holds them.")
+        detect_folder(path)  # lists the supported folders
+        raise UsageError(f"{path} contains no weights.", fix="Give the folder that contains the weights.")
     known.add(plain)
     loaded, tied = read_file(plain[0], notes := [f"weights read from {plain[0].name}"])
     return Contents(loaded, [plain[0]], notes, tied)
 
 
 def _refuse_frameworks(path: Path) -> None:
-    """Refuse the folders of DeepSpeed and Megatron, which are parts of several devices.
+    """Refuse folders of DeepSpeed and Megatron, which hold the parts of several devices.
 
     Raises:
         UsageError: it is one of these; the text has the command that makes one file of it.
@@ -238,10 +238,10 @@ def _refuse_frameworks(path: Path) -> None:
         top = path.parent if states and not steps else path
         one = [*states, *(steps[-1].glob("mp_rank_*_model_states.pt") if steps else ())]
         short = [x for x in one if x.name.startswith("mp_rank_")]
-        also = f" Or give {short[0]}, which has the weights as they were in training." if len(short) == 1 else ""
+        also = f" Or give {short[0]}, which has the weights in their training precision." if len(short) == 1 else ""
         raise UsageError(
-            f"{path} is a checkpoint of DeepSpeed, spread over the files of its devices.",
-            why="DeepSpeed's own script puts them together, in fp32; it lies in the folder.",
+            f"{path} is a DeepSpeed checkpoint, with a part of the weights in the file of each device.",
+            why="DeepSpeed's script zero_to_fp32.py in that folder merges the parts, in fp32.",
             fix=f"cd {shlex.quote(str(top))} && python zero_to_fp32.py . fp32, then give fp32/pytorch_model.bin or the "
             f"folder fp32.{also}",
         )
@@ -253,7 +253,7 @@ def _refuse_frameworks(path: Path) -> None:
         if len(one) == 1:
             raise UsageError(
                 f"{path} is a checkpoint of Megatron-LM.",
-                why="It was trained without tensor parallelism: one file has the weights.",
+                why="It was trained without tensor parallelism, so one file has all weights.",
                 fix=f"Give {one[0]}",
             )
         raise UsageError(
@@ -264,7 +264,7 @@ def _refuse_frameworks(path: Path) -> None:
 
 
 def refuse_shard(path: Path) -> None:
-    """Refuse a file that is one of several parts of a checkpoint, by its name and the files beside it.
+    """Refuse a file that is one of several parts of a checkpoint, by its name and the other files in its folder.
 
     Raises:
         UsageError: it is such a part.
@@ -283,14 +283,14 @@ def refuse_shard(path: Path) -> None:
     if path.suffix.lower() == ".distcp" and path.is_file():
         raise UsageError(
             f"{path} is one file of a folder of torch.distributed.checkpoint.",
-            why=f"It holds the tensors, or parts of them, that one device wrote; {METADATA} says which.",
-            fix=f"Give the folder, with all of its files: {folder}",
+            why=f"It contains what one device wrote: whole tensors or parts of them, as {METADATA} says.",
+            fix=f"Give the folder with all its files: {folder}",
         )
     if re.fullmatch(r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt", name) and path.is_file():
         raise UsageError(
-            f"{path} is what DeepSpeed keeps of the optimizer on one device.",
-            why="It holds a part of the fp32 weights, without their names.",
-            fix=f"Gather them: {ZERO}.",
+            f"{path} is DeepSpeed's optimizer state of one device.",
+            why="It contains a part of the fp32 weights, without their names.",
+            fix=f"Gather the weights: {ZERO}.",
         )
     for pattern, siblings in (
         (r"mp_rank_(\d+)_model_states\.pt", "mp_rank_*_model_states.pt"),
@@ -300,7 +300,8 @@ def refuse_shard(path: Path) -> None:
             raise UsageError(
                 f"{path} is one of {len(parts)} parts of tensor parallelism.",
                 why="Each part holds some rows or columns of every matrix.",
-                fix="Merge them with the tool of the project that wrote them; for DeepSpeed's: ds_to_universal.py, or "
+                fix="Merge the parts with the tool of the project that wrote them; for DeepSpeed: ds_to_universal.py "
+                "or "
                 "zero_to_fp32.py.",
             )
     if re.fullmatch(r"mp_rank_\d+(_\d+)*", folder.name) and path.is_file():

@@ -1,6 +1,6 @@
-"""Say what a file is that holds weights in another form, or none, and how to get a checkpoint from it.
+"""Recognize files that are not checkpoints, and say how to get a checkpoint from them.
 
-A file is told by its first bytes, a ZIP archive by the names of its members, and where these do not show it by the
+A file is recognized by its first bytes, a ZIP archive by the names of its members, and otherwise by the
 file's own name.
 """
 
@@ -21,10 +21,10 @@ _OTHER_LIBRARY = f"Load it with {{library}} into the PyTorch model, then: {_SAVE
 
 @dataclass(frozen=True)
 class Foreign:
-    """A kind of file that is no checkpoint of PyTorch.
+    """A kind of file that is not a PyTorch checkpoint.
 
     Args:
-        what: what it is, after "is".
+        what: its description, to follow "is".
         fix: how to get a checkpoint; `{path}` is the file.
         start: tells it from the first bytes.
         suffixes: tell it from the name.
@@ -42,11 +42,11 @@ def _magic(*starts: bytes) -> Callable[[bytes], bool]:
     return lambda start: start.startswith(starts)
 
 
-_UNPACK = "Unpack it, and give the file of weights that is in it."
+_UNPACK = "Unpack it, and give the file of weights inside."
 _KINDS = (
     Foreign(
         "a GGUF file of llama.cpp",
-        "Export the model that it was converted from: its Hugging Face folder, or its checkpoint.",
+        "Export the model from which it was converted: its Hugging Face folder or its checkpoint.",
         _magic(b"GGUF", b"ggml", b"tjgg"),
         (".gguf", ".ggml"),
         "Its weights are quantised and renamed for llama.cpp.",
@@ -59,25 +59,25 @@ _KINDS = (
     ),
     Foreign(
         "a NumPy array",
-        "Make a table of names and tensors of the arrays: torch.save({name: torch.from_numpy(array)}, 'weights.pt')",
+        "Save the arrays as tensors with their names: torch.save({name: torch.from_numpy(array)}, 'weights.pt')",
         _magic(b"\x93NUMPY"),
         (".npy",),
     ),
     Foreign("a TensorFlow Lite file", _OTHER_LIBRARY.format(library="TensorFlow"), lambda start: start[4:8] == b"TFL3"),
-    Foreign("compressed (bzip2)", _UNPACK, _magic(b"BZh"), (".bz2",), "Nothing reads it so."),
-    Foreign("compressed (xz)", _UNPACK, _magic(b"\xfd7zXZ\0"), (".xz",), "Nothing reads it so."),
-    Foreign("compressed (zstd)", _UNPACK, _magic(b"\x28\xb5\x2f\xfd"), (".zst",), "Nothing reads it so."),
-    Foreign("a 7-Zip archive", _UNPACK, _magic(b"7z\xbc\xaf\x27\x1c"), (".7z",), "Nothing reads it so."),
-    Foreign("a RAR archive", _UNPACK, _magic(b"Rar!"), (".rar",), "Nothing reads it so."),
+    Foreign("compressed (bzip2)", _UNPACK, _magic(b"BZh"), (".bz2",), "Compressed files are not read."),
+    Foreign("compressed (xz)", _UNPACK, _magic(b"\xfd7zXZ\0"), (".xz",), "Compressed files are not read."),
+    Foreign("compressed (zstd)", _UNPACK, _magic(b"\x28\xb5\x2f\xfd"), (".zst",), "Compressed files are not read."),
+    Foreign("a 7-Zip archive", _UNPACK, _magic(b"7z\xbc\xaf\x27\x1c"), (".7z",), "Compressed files are not read."),
+    Foreign("a RAR archive", _UNPACK, _magic(b"Rar!"), (".rar",), "Compressed files are not read."),
     Foreign(
         "a web page",
-        "Download the file itself: the address was of a page about it, or asked to log in.",
+        "Download the file itself: the address led to a web page about the file, or to a login page.",
         lambda start: start.lstrip()[:14].lower().startswith((b"<!doctype html", b"<html")),
     ),
     Foreign("a library or program", "Check the path.", _magic(b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe")),
     Foreign(
         "an ONNX file",
-        "It is exported already: `localattn run` runs it, `localattn convert` rewrites it. An export needs the "
+        "It is already exported: `localattn run` runs it, `localattn convert` rewrites it. An export needs the "
         "checkpoint.",
         lambda start: (
             len(start) > 2 and start[0] == 0x08 and start[1] < 0x40 and start[2] in b"\x12\x1a\x22\x28\x3a\x42"
@@ -94,19 +94,19 @@ _KINDS = (
         _OTHER_LIBRARY.format(library="TensorFlow"),
         suffixes=(".index", ".ckpt.meta", ".data-00000-of-00001", ".pb"),
     ),
-    Foreign("an engine", "Give the checkpoint that its ONNX file was exported from.", suffixes=(".engine", ".plan")),
+    Foreign("an engine", "Give the checkpoint from which its ONNX file was exported.", suffixes=(".engine", ".plan")),
     Foreign("a JAX or Orbax file", _OTHER_LIBRARY.format(library="JAX"), suffixes=(".orbax",)),
     Foreign(
-        "a model of Core ML", "Give the checkpoint that it was converted from.", suffixes=(".mlmodel", ".mlpackage")
+        "a model of Core ML", "Give the checkpoint from which it was converted.", suffixes=(".mlmodel", ".mlpackage")
     ),
     Foreign(
-        "a list of where weights lie, not the weights",
-        "Give the folder that it lies in, with all the files that it names.",
+        "an index of weight files, not the weights",
+        "Give its folder, with all the files that the index names.",
         suffixes=(".index.json",),
     ),
     Foreign(
         "a text of JSON, not weights",
-        f"Give the file of weights; a configuration goes with {argument('config')}.",
+        f"Give the file of weights; use {argument('config')} for a configuration.",
         lambda start: start.lstrip()[:1] in (b"{", b"["),
         (".json",),
     ),
@@ -158,7 +158,7 @@ def refuse_foreign(path: Path, start: bytes) -> None:
         UsageError: it is one of them.
     """
     name = path.name.lower()
-    if start[:1] == b"\x80" and len(start) > 1 and 2 <= start[1] <= 5:  # a pickle, whatever its name
+    if start[:1] == b"\x80" and len(start) > 1 and 2 <= start[1] <= 5:  # a pickle with any name
         return
     by_start = next((kind for kind in _KINDS if kind.start(start)), None)
     kind = by_start or next((kind for kind in _KINDS if kind.suffixes and name.endswith(kind.suffixes)), None)
@@ -170,24 +170,26 @@ def refuse_foreign(path: Path, start: bytes) -> None:
 
 
 def archive_error(path: Path, archive: zipfile.ZipFile) -> UsageError | None:
-    """Return the error for a ZIP archive that `torch.save` did not write, told by its members; None otherwise."""
+    """Return the error for a ZIP archive that `torch.save` did not write, by its members; None otherwise."""
     names = archive.namelist()
     quoted = repr(str(path))
     for what, matches, fix in _MEMBERS:
         if matches(names):
             fix = fix.replace("{{", "{").replace("}}", "}").replace("{path}", quoted)
-            return UsageError(f"{path} is {what}, not a state dict.", why="It is not what torch.save writes.", fix=fix)
+            return UsageError(
+                f"{path} is {what}, not a state dict.", why="torch.save does not write such files.", fix=fix
+            )
     if any(name.endswith("data.pkl") for name in names):
         return None
     weights = [name for name in names if name.lower().endswith((".pt", ".pth", ".bin", ".ckpt", ".safetensors"))]
     if weights:
         return UsageError(
-            f"{path} is a ZIP archive with a checkpoint in it.",
-            why=f"It holds {', '.join(weights[:3])}.",
+            f"{path} is a ZIP archive that contains a checkpoint.",
+            why=f"It contains {', '.join(weights[:3])}.",
             fix=f"Unpack it: unzip {shlex.quote(str(path))}, and give {weights[0]}.",
         )
     return UsageError(
         f"{path} is a zip file without tensors.",
-        why=f"It holds {', '.join(names[:3]) or 'nothing'}; a checkpoint is what torch.save writes, or safetensors.",
+        why=f"It contains {', '.join(names[:3]) or 'nothing'}; a checkpoint is written by torch.save or safetensors.",
         fix="Check the path.",
     )

@@ -1,4 +1,4 @@
-"""Build one complete configuration from a state dict, a partial config and the user's overrides.
+"""Build a complete configuration from a state dict, a partial configuration and the user's overrides.
 
 The shapes of the weights show most arguments. The config, and the settings that a training checkpoint holds, add those
 that no shape shows (the window, `causal`, ...). They may overlap but not disagree. Names are changed to those of
@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any
 from ...core.error_texts import shown
 from ...core.errors import UsageError
 from ..models.arguments import Arguments
-from ..models.family import StateDictForm, expected_shapes
+from ..models.family import expected_shapes
+from ..models.forms import StateDictFamily
 from ..models.inference import INV_FREQ, Findings, TensorShapes, bounded
 from ..models.registry import CLASSES, ClassEntry, detect_family
 from .config import RawConfig, adds_residual_only, check_names, resolve_class
+from .hidden_arguments import hidden_arguments, not_in_weights
 from .settings import Settings, contradiction, read_settings, reconciled, stated_classes
-from .traceless import not_in_weights, traceless_arguments
 
 if TYPE_CHECKING:
     import torch
 
 # `layers.3.0.to_qkv.weight`, as local-attention saved it before 1.10.
 _UNBRANCHED = re.compile(r"(layers\.[0-9]+\.[01]\.)(.+)")
-# Not an argument of the class, but the release of hyper-connections it was trained with.
+# Not an argument of the class, but the release of hyper-connections used in training.
 _RELEASE = "hyper_connections"
 
 
@@ -61,7 +62,7 @@ class Resolved:
     not_in_weights: list[str] = field(default_factory=list)
 
     def check_keys(self) -> None:
-        """Refuse a checkpoint that does not hold exactly the class' tensors.
+        """Refuse a checkpoint that does not contain exactly the class' tensors.
 
         Raises:
             UsageError: tensors are missing, or there are unexpected ones.
@@ -70,8 +71,8 @@ class Resolved:
             if names:
                 raise UsageError(
                     f"The checkpoint {verb} {len(names)} tensors: {bounded(names)}.",
-                    why=f"They do not fit {self.class_name} with this configuration.",
-                    fix="Check the config, and that the whole state dict of the model alone was saved.",
+                    why=f"These tensors do not fit {self.class_name} with this configuration.",
+                    fix="Check the configuration, and that exactly the model's state dict was saved.",
                 )
 
 
@@ -87,11 +88,11 @@ def canonical_state(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.
 
 @dataclass(frozen=True)
 class Gathered:
-    """What is known of a checkpoint's model, from all sources.
+    """The known properties of a checkpoint's model, from all sources.
 
     Args:
         entry: the model's class.
-        form: how its family reads a state dict.
+        family: its family.
         given: arguments from the config, the overrides and the checkpoint's own settings.
         findings: arguments inferred from the weights.
         own: arguments from the checkpoint's own settings.
@@ -103,7 +104,7 @@ class Gathered:
     """
 
     entry: ClassEntry
-    form: StateDictForm
+    family: StateDictFamily[Any]
     given: dict[str, Any]
     findings: Findings
     own: Settings
@@ -126,7 +127,7 @@ def gather(
     overrides: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Gathered:
-    """Bring together what the weights, the config, the overrides and the checkpoint's own settings say.
+    """Combine the weights, the configuration, the overrides and the checkpoint's own settings.
 
     Args:
         state: tensors by name; their shapes are used, and the values of a few.
@@ -141,14 +142,14 @@ def gather(
     config, overrides, settings = config or RawConfig(), overrides or {}, settings or {}
     canonical, notes = canonical_state(state)
     shapes = {name: tuple(tensor.shape) for name, tensor in canonical.items()}
-    entry, form = _entry(shapes, *_class_name(config, settings))
+    entry, family = _entry(shapes, *_class_name(config, settings))
     release = config.hyper_connections
     adds_residual_only(release)  # only to refuse an invalid version
     given = check_names(entry, {**config.kwargs, **overrides})
     own = read_settings(settings, entry)
     for name in {*overrides, *(name for name, value in given.items() if value is None)}:
         own = own.without(name, f"{shown(given.get(name))} is given")
-    findings = _findings(form, canonical, shapes, {**own.values, **given}, given)
+    findings = _findings(family, canonical, shapes, {**own.values, **given}, given)
     inferred = {name: found.value for name, found in findings.items()}
     own = reconciled(own, {**given, _RELEASE: release}, inferred, config.source)
     if _RELEASE in own.values:
@@ -156,19 +157,22 @@ def gather(
             adds_residual_only(own.values[_RELEASE])
             release = own.values[_RELEASE]
         except UsageError:
-            own = own.without(_RELEASE, "it is no release")
+            own = own.without(_RELEASE, "it is not a release")
     given = own.without(_RELEASE, "").values | given
     try:
-        findings = _findings(form, canonical, shapes, given)
+        findings = _findings(family, canonical, shapes, given)
     except UsageError as error:
         sources = ", ".join(setting.source for settings in own.used.values() for setting in settings)
-        why = f"{error.why} The checkpoint says itself: {sources}." if sources else error.why
+        why = f"{error.why} The checkpoint states: {sources}." if sources else error.why
         raise UsageError(error.what, why=why, fix=error.fix) from error
-    return Gathered(entry, form, given, findings, own, release, canonical, shapes, notes, has_config)
+    return Gathered(entry, family, given, findings, own, release, canonical, shapes, notes, has_config)
 
 
 def _findings(
-    form: StateDictForm, state: dict[str, torch.Tensor], shapes: TensorShapes, *attempts: Mapping[str, Any]
+    family: StateDictFamily[Any],
+    state: dict[str, torch.Tensor],
+    shapes: TensorShapes,
+    *attempts: Mapping[str, Any],
 ) -> Findings:
     """Infer arguments from the weights, with the first set of given arguments that fits their shapes.
 
@@ -177,8 +181,8 @@ def _findings(
     """
     for given in attempts[:-1]:
         with suppress(UsageError):
-            return form.infer_arguments(shapes, given) | form.infer_values(state)
-    return form.infer_arguments(shapes, attempts[-1]) | form.infer_values(state)
+            return family.infer_arguments(shapes, given) | family.infer_values(state)
+    return family.infer_arguments(shapes, attempts[-1]) | family.infer_values(state)
 
 
 def infer_config(known: Gathered) -> Resolved:
@@ -190,7 +194,7 @@ def infer_config(known: Gathered) -> Resolved:
     entry, findings, shapes = known.entry, known.findings, known.shapes
     _check_given(known)
     values = known.values
-    values |= known.form.follow(values)
+    values |= known.family.follow(values)
     args = entry.args(**values)
     expected = expected_shapes(entry.family, args)
     _check_consistent(known, args, expected)
@@ -216,7 +220,7 @@ def infer_config(known: Gathered) -> Resolved:
 
 
 def _class_name(config: RawConfig, settings: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the class that is given, and where it was given.
+    """Return the given class, and its source.
 
     Raises:
         UsageError: the config and the checkpoint's own settings name two classes.
@@ -230,20 +234,20 @@ def _class_name(config: RawConfig, settings: Mapping[str, Any]) -> tuple[str | N
     return said[0] if said else (None, "")
 
 
-def _entry(shapes: TensorShapes, class_name: str | None, source: str) -> tuple[ClassEntry, StateDictForm]:
-    """Return the entry of the class that is given, or else of the one that the tensors' names show."""
-    family, form = detect_family(shapes)
+def _entry(shapes: TensorShapes, class_name: str | None, source: str) -> tuple[ClassEntry, StateDictFamily[Any]]:
+    """Return the entry of the given class, or else of the class that the tensors' names show, and its family."""
+    family = detect_family(shapes)
     detected = CLASSES[family.classes[0].name]
     if class_name is None:
-        return detected, form
+        return detected, family
     entry = resolve_class(class_name)
     if entry.family is not family:
         raise UsageError(
-            f"The class is given as {entry.name} by {source}, but the weights are of a {detected.name.split('.')[1]}.",
+            f"{source} gives the class {entry.name}, but the weights belong to a {detected.name.split('.')[1]}.",
             why=f"The checkpoint has {bounded(list(shapes), 3) or 'no tensors'}.",
             fix="Correct the class, or leave it out.",
         )
-    return entry, form
+    return entry, family
 
 
 def _check_given(known: Gathered) -> None:
@@ -263,11 +267,11 @@ def _check_given(known: Gathered) -> None:
 
 
 def _not_shown(entry: ClassEntry, name: str) -> UsageError:
-    """Make the error for an argument that neither the weights nor the config tell."""
+    """Make the error for an argument that neither the weights nor the configuration contain."""
     return UsageError(
-        f"{entry.name} needs {name}, and the weights do not tell it.",
-        why="It leaves no trace in the tensors' shapes; guessed wrong, the model would run and be wrong.",
-        fix="Say it in a config: `localattn inspect CHECKPOINT --write-config` writes one to complete.",
+        f"{entry.name} needs {name}, which cannot be read from the weights.",
+        why="No tensor's shape depends on it. With a wrong value the model would run and give wrong results.",
+        fix="Set it in a configuration: `localattn inspect CHECKPOINT --write-config` writes one to complete.",
     )
 
 
@@ -280,7 +284,7 @@ def _check_consistent(known: Gathered, args: Arguments, expected: TensorShapes) 
         found = list(shapes[inferred.key]) if inferred.key in shapes else "absent"
         wanted = list(expected[inferred.key]) if inferred.key in expected else "absent"
         raise UsageError(
-            f"{name} is given as {shown(given[name])}, but the weights say {shown(inferred.value)}.",
+            f"{name} is given as {shown(given[name])}, but the weights show {shown(inferred.value)}.",
             why=f"{inferred.how}." if found == wanted else f"{inferred.key}: found {found}, expected {wanted}.",
             fix=f"Correct {name}, or leave it out.",
         )
@@ -290,28 +294,28 @@ def _check_consistent(known: Gathered, args: Arguments, expected: TensorShapes) 
         first = wrong[0]
         raise UsageError(
             f"{first}: found {list(shapes[first])}, expected {list(expected[first])}.",
-            why=f"{len(wrong)} tensors do not fit the others and the config: {bounded(wrong)}.",
-            fix="Check the config, and that the checkpoint is of one model.",
+            why=f"{len(wrong)} tensors do not fit the others and the configuration: {bounded(wrong)}.",
+            fix="Check the configuration, and that the checkpoint contains one model.",
         )
 
 
 def _assumptions(
     entry: ClassEntry, args: Arguments, known: set[str], release: str | None, buffers_absent: bool
 ) -> list[str]:
-    """Write notes on the arguments that neither the weights nor the config give."""
-    notes, geometry = [], entry.family.geometry(args)
-    # The geometry holds the value that a default of None stands for.
+    """Write notes on the arguments that neither the weights nor the configuration contain."""
+    notes, geometry = [], args.geometry()
+    # The geometry has the value for which a default of None stands.
     assumed = [
         f"{name} = {getattr(geometry, name, getattr(args, name))}"
-        for name in traceless_arguments(entry, args.model_dump())
+        for name in hidden_arguments(entry, args.model_dump())
         if name not in known
     ]
     if assumed:
-        notes.append(f"not given, so upstream's defaults: {', '.join(assumed)}")
+        notes.append(f"not given, so upstream's defaults are used: {', '.join(assumed)}")
     if buffers_absent:
         notes.append("rotary frequencies are not in the checkpoint: 10000^(-2c/d) is used")
     elif getattr(args, "rotary_dim", 0) is None and not getattr(args, "use_dynamic_pos_bias", False):
         notes.append("rotary is off: no frequencies in the checkpoint, and no argument that turns it on")
     if getattr(args, "num_residual_streams", 1) > 1 and release is None:
-        notes.append("hyper_connections is not given: residuals are mixed as in releases since 0.3.10")
+        notes.append("hyper_connections is not given: residuals are mixed as in release 0.3.10 and later")
     return notes

@@ -1,4 +1,4 @@
-"""Read a checkpoint's tensors, and nothing else, from any kind of file they are saved in.
+"""Read only the tensors of a checkpoint, from any supported kind of file.
 
 A file's kind is found from its bytes, not its name. Pickled objects are never built: `torch.load` runs with
 `weights_only=True` and there is no way to turn that off. `notes` lists what was chosen, dropped or converted to get
@@ -24,12 +24,12 @@ import torch
 
 from ...core.error_texts import first_line
 from ...core.errors import MissingDependency, UsageError
-from ...core.storage.file_kinds import CONFIG_SUFFIXES, configs_beside
+from ...core.storage.file_kinds import CONFIG_SUFFIXES, default_configs
 from ...core.storage.files import sha256
-from ...core.storage.mistaken import check_exists, refuse_mistaken
 from ...core.storage.nesting import check_nesting
 from ...core.storage.reading import check_plain, open_plain
 from ...core.storage.unchanged import Unchanged, unchanged
+from ...core.storage.wrong_file import check_exists, refuse_wrong_file
 from .documents import read_json
 from .folders import is_index, read_folder, refuse_shard
 from .foreign_files import archive_error, refuse_foreign
@@ -48,10 +48,10 @@ _NOT_A_CHECKPOINT = "A checkpoint is a torch file (.pt, .pth, .bin) or a .safete
 # The safetensors element types that are real numbers of 8 bits or more, without scales of other formats (E8M0).
 _REAL = re.compile(r"F64|F32|F16|BF16|F8_E[45]M[23](?:FNUZ)?|BOOL|[IU](?:8|16|32|64)")
 _LONGEST_SETTINGS = 256 << 10
-_ENOUGH = 512  # bytes that tell what a file is
+_ENOUGH = 512  # first bytes that show the kind of a file
 _BLOCK = 1 << 20
 
-# In torch's message for a file with an object that is not a tensor.
+# Part of torch's message for a file with an object that is not a tensor.
 _OBJECT = re.compile(r"[Uu]nsupported (?:global: )?(?:GLOBAL|class) (\S+)|TorchScript")
 
 
@@ -87,11 +87,11 @@ class LoadedCheckpoint:
 def load_state(
     path: Path, roots: Collection[str] | None = None, entry: str | None = None, empty: Collection[str] = ()
 ) -> LoadedCheckpoint:
-    """Read the state dict of a checkpoint, from the first entry that holds weights in the order that `unwrap` states.
+    """Read the state dict of a checkpoint, from the first entry with weights in the order of `unwrap`.
 
     Args:
         path: a file of `torch.save` (zip or legacy) or of safetensors; or a folder, or an index, of several of them.
-        roots: first parts of the model's own tensor names, if it is none of the supported classes.
+        roots: first parts of the model's own tensor names, if its class is not a supported one.
         entry: the set of weights to read, where the file holds several; None chooses.
         empty: names of tensors that have no elements in the model either.
 
@@ -126,21 +126,21 @@ def read_state(
     digest: str | None = None,
     size: int | None = None,
 ) -> LoadedCheckpoint:
-    """Find the state dict in what a checkpoint holds, and convert its tensors to plain ones.
+    """Find the state dict in a checkpoint's contents, and convert its tensors to plain ones.
 
     Args:
-        loaded: what it holds.
+        loaded: the contents.
         path: the checkpoint.
         notes: notes on how it was read.
         roots: as of `load_state`.
         entry: as of `load_state`.
         empty: as of `load_state`.
         tied: names that were left out because they share the tensor of another name, each with that name.
-        digest: its SHA-256; by default that of the file.
-        size: bytes of its files; by default that of the file.
+        digest: its SHA-256; by default the file's.
+        size: bytes of its files; by default the file's.
 
     Raises:
-        UsageError: there are no tensors, or some are not plain, or parts of one device.
+        UsageError: there are no tensors, or some are not plain or are only one device's part.
     """
     found = unwrap(loaded, path, notes, roots, entry)
     state = found.state
@@ -172,7 +172,7 @@ def read_state(
 
 
 def with_tied(loaded: LoadedCheckpoint) -> LoadedCheckpoint:
-    """Return a checkpoint with the tensors that it leaves out since they are others of it, as its metadata says."""
+    """Return a checkpoint with the tensors that it omits as duplicates, according to its metadata."""
     named = {name: other for name, other in loaded.tied.items() if other in loaded.state and name not in loaded.state}
     if not named:
         return loaded
@@ -182,7 +182,7 @@ def with_tied(loaded: LoadedCheckpoint) -> LoadedCheckpoint:
 
 
 def _own_names(tied: Mapping[str, str], state: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Return the names that were left out without the prefixes that were removed from the others."""
+    """Return the omitted names without the prefixes that were removed from the others."""
     own = {}
     for name, other in tied.items():
         starts = [0, *(place + 1 for place, letter in enumerate(other) if letter == ".")]
@@ -193,21 +193,21 @@ def _own_names(tied: Mapping[str, str], state: Mapping[str, torch.Tensor]) -> di
 
 
 def _read_file(path: Path, notes: list[str]) -> tuple[object, dict[str, str]]:
-    """Read one file, and return what it holds and the names that share a tensor with another name.
+    """Read one file, and return its contents and the names that share a tensor with another name.
 
     Raises:
-        UsageError: it is no checkpoint, or cannot be read.
+        UsageError: it is not a checkpoint, or cannot be read.
     """
     kind = _sniffed(path)
     if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):
-        notes.append(f"{path.name} is a {kind} file, whatever its name says")
+        notes.append(f"{path.name} is a {kind} file, despite its name")
     if kind == "safetensors":
         return _read_safetensors(path)
     return _read_torch(path, kind == "torch zip", notes), {}
 
 
 def find_config(path: Path, explicit: Path | None = None) -> Path | None:
-    """Find the config of a checkpoint: the explicit one, or else one beside it.
+    """Find the configuration of a checkpoint: the explicit one, or else one in its folder.
 
     Beside it means `<same stem>` then `config`, each as .json, .toml, .yaml or .yml, in this order; of a folder,
     config and model inside it come first.
@@ -218,11 +218,11 @@ def find_config(path: Path, explicit: Path | None = None) -> Path | None:
     if explicit is not None:
         check_plain(explicit)
         if not explicit.is_file():
-            raise UsageError(f"There is no config at {explicit}.", fix="Check the path.")
+            raise UsageError(f"There is no configuration at {explicit}.", fix="Check the path.")
         return explicit
     inside = [path / f"{stem}{suffix}" for stem in ("config", "model") for suffix in CONFIG_SUFFIXES]
     stem = path.with_name(path.name.partition(".")[0]) if is_index(path) else path
-    candidates = [*(inside if path.is_dir() else ()), *configs_beside(stem)]
+    candidates = [*(inside if path.is_dir() else ()), *default_configs(stem)]
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
@@ -230,10 +230,10 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     """Find the kind of a file from its first bytes.
 
     Raises:
-        UsageError: it cannot be read, or is none of these.
+        UsageError: it cannot be read, or is of another kind.
     """
     if path.is_dir():
-        raise UsageError(f"{path} is a folder.", why=_NOT_A_CHECKPOINT, fix="Give the file inside it.")
+        raise UsageError(f"{path} is a folder.", why=_NOT_A_CHECKPOINT, fix="Give the file in it.")
     try:
         with open_plain(path) as stream:
             start = stream.read(_ENOUGH)
@@ -241,10 +241,10 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
     if not start:
-        raise UsageError(f"{path} is empty.", why="It holds no bytes.", fix="Copy or save it again.")
+        raise UsageError(f"{path} is empty.", why="It has no bytes.", fix="Copy or save it again.")
     if start.startswith(b"PK"):
         return "torch zip"
-    refuse_mistaken(path)
+    refuse_wrong_file(path)
     refuse_foreign(path, start)
     header = int.from_bytes(start[:_SAFETENSORS_START], "little")
     has_header = start[_SAFETENSORS_START : _SAFETENSORS_START + 1] == b"{" and header <= size - _SAFETENSORS_START
@@ -255,12 +255,12 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     raise UsageError(
         f"{path} is not a checkpoint.",
         why=_NOT_A_CHECKPOINT,
-        fix="Check the path. Exported files (.onnx, .engine) are something to compare with for localattn parity alone.",
+        fix="Check the path. Exported files (.onnx, .engine) are accepted by localattn parity only.",
     )
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read the tensors by name, with the settings among the metadata; and the names that `save_model` left out."""
+    """Read the tensors by name, the settings in the metadata, and the names that `save_model` omitted."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -292,10 +292,10 @@ def _settings_of(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read_torch(path: Path, is_zip: bool, notes: list[str]) -> object:
-    """Read what a torch file holds: tensors, numbers, text, and lists and tables of them."""
+    """Read the contents of a torch file: tensors, numbers, text, and lists and tables of them."""
     if is_zip:
         _check_zip(path, notes)
-    # torch.load trusts a path's suffix; given a stream it looks at the bytes, but cannot map them.
+    # torch.load trusts a path's suffix; for a stream it checks the bytes, but cannot map them.
     by_path = is_zip and path.suffix.lower() != ".safetensors"
 
     def load() -> object:
@@ -305,7 +305,7 @@ def _read_torch(path: Path, is_zip: bool, notes: list[str]) -> object:
             with torch.serialization.safe_globals([argparse.Namespace]):
                 return torch.load(path if by_path else stream, map_location="cpu", weights_only=True, mmap=by_path)
 
-    # The file controls what the unpickler does, so it can fail in any way.
+    # The file controls the unpickler, which can therefore fail in any way.
     with quiet_meshes():
         try:
             return gathered(load(), path)
@@ -346,7 +346,7 @@ def _check_zip(path: Path, notes: list[str]) -> None:
             if sum(member.file_size for member in members) > path.stat().st_size:
                 raise zipfile.BadZipFile("Its parts are larger than the file.")
             if not any(member.CRC for member in members):
-                notes.append("the file was saved without checksums: damage to it cannot be told")
+                notes.append("the file was saved without checksums, so damage cannot be detected")
                 return
             for member in members:
                 with archive.open(member) as stream:
@@ -359,7 +359,7 @@ def _check_zip(path: Path, notes: list[str]) -> None:
 def _damaged(path: Path, error: Exception) -> UsageError:
     line = first_line(error)
     # torch's own advice would be to load the file unsafely.
-    reason = "Its pickled data is not a state dict's." if "weights_only" in line else line[:200]
+    reason = "Its pickled data is not that of a state dict." if "weights_only" in line else line[:200]
     return UsageError(
         f"{path} is damaged or not a checkpoint.",
         why=reason,

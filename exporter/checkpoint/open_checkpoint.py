@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,11 +15,12 @@ from torch import nn
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.files import sha256
-from ...core.storage.mistaken import check_exists
 from ...core.storage.reading import check_plain
 from ...core.storage.unchanged import Unchanged, unchanged
-from ..models.family import FolderContents, FolderForm, ShapeRequest
+from ...core.storage.wrong_file import check_exists
+from ..models.forms import FolderContents, FolderFamily, FolderRequest, StepFamily
 from ..models.registry import CLASSES, detect_family, find_folder, read_live
+from ..options import ShapeRequest
 from ..source.source_model import SourceModel
 from ..source.upstream_class import upstream_module
 from .config import RawConfig, adds_residual_only, load_config
@@ -49,7 +50,7 @@ class OpenedCheckpoint:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on what was chosen, assumed or converted."""
+        """Notes on choices, assumptions and conversions."""
         return [*self.loaded.notes, *self.resolved.notes]
 
     @property
@@ -59,20 +60,21 @@ class OpenedCheckpoint:
         return [*self.resolved.not_in_weights, *sorted(called)]
 
     def for_steps(self, request: ShapeRequest) -> OpenedCheckpoint:
-        """Return it with the arguments of a step file, where its family has others for it.
+        """Return the checkpoint with its family's arguments for a step file, if they differ.
 
         Raises:
             UsageError: a longest sequence was asked for, and the model's arguments state it already.
         """
         resolved = self.resolved
-        form = CLASSES[resolved.class_name].family.step
-        if form is not None and form.arguments is not None:
-            args = form.arguments(resolved.args, request.batch, request.max_length)
-            return replace(self, resolved=replace(resolved, args=args))
+        family = CLASSES[resolved.class_name].family
+        if isinstance(family, StepFamily):
+            args = family.step_arguments(resolved.args, request.batch, request.max_length)
+            if args is not None:
+                return replace(self, resolved=replace(resolved, args=args))
         if request.max_length is not None:
             raise UsageError(
                 f"{argument('max_length')} does not apply to {resolved.class_name}.",
-                why="Its caches have the size of its window, and its positions are those that it learned.",
+                why="The window sets the size of its caches, and its training sets the number of positions.",
                 fix=f"Leave {argument('max_length')} out.",
             )
         return self
@@ -96,7 +98,7 @@ class OpenedCheckpoint:
         )
 
     def _upstream(self) -> Callable[[], nn.Module] | None:
-        """Return what loads the weights into the published class, where that computes what the model was trained as."""
+        """Return a loader of the weights into the published class, if that class computes the same as in training."""
         resolved = self.resolved
         try:
             installed: str | None = version(_HYPER_CONNECTIONS)
@@ -109,7 +111,7 @@ class OpenedCheckpoint:
 
 def open_checkpoint(
     path: Path,
-    config: Path | None = None,
+    config: str | Path | None = None,
     known: RawConfig | None = None,
     task: str | None = None,
     shapes: ShapeRequest | None = None,
@@ -121,9 +123,9 @@ def open_checkpoint(
 
     Args:
         path: the checkpoint, a file or the folder of a family that is read from one.
-        config: its configuration file; by default the one beside it, if there is one.
+        config: its configuration file; by default the one in its folder, if there is one.
         known: a configuration that is already known (from a sidecar); `config` takes precedence.
-        task: what a model in a folder is for, where it is saved for something else.
+        task: the task of a model in a folder, if it was saved for another task.
         shapes: of an export, whose heads replace the configuration's; sizes that a model in a folder does not have are
             refused before its weights are read.
         steps: whether that export is in steps.
@@ -134,35 +136,39 @@ def open_checkpoint(
         MissingDependency: a package that the checkpoint's format needs is not installed.
     """
     check_exists(path)
-    if path.is_dir() and (form := find_folder(path)) is not None:
+    if path.is_dir() and (folder_family := find_folder(path)) is not None:
         if config is not None:
             raise UsageError(
-                f"{path} needs no config.", why="The folder has its own.", fix=f"Leave {argument('config')} out."
+                f"{path} needs no separate configuration.",
+                why="The folder has its own configuration.",
+                fix=f"Leave {argument('config')} out.",
             )
         if entry is not None:
             raise UsageError(
                 f"{argument('entry')} does not apply to {path}.", why="A model's folder holds one set of weights."
             )
-        asked = {} if shapes is None else {"shapes": shapes, "steps": steps}
-        return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs, **asked})
+        request = FolderRequest(task, {} if known is None else known.kwargs, shapes, steps)
+        return _open_folder(path, folder_family, request)
     if task is not None:
-        raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")
+        raise UsageError(
+            f"{argument('task')} does not apply to {path}.", why="It applies to Hugging Face folders only."
+        )
     loaded = with_tied(load_state(path, entry=entry))
     overrides = {}
-    family, _ = detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})
+    family = detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})
     if shapes is not None and family.sizes_are_arguments:  # else they follow from the shapes of the inputs
         sizes = {"heads": shapes.heads, "dim_head": shapes.dim_head}
         overrides = {name: size for name, size in sizes.items() if size is not None}
     if config is not None or known is None:
-        config = find_config(path, config)
+        config = find_config(path, None if config is None else Path(config))
         known = load_config(config) if config is not None else None
-        _log.info("configuration: %s", config or "none, all is inferred from the weights")
+        _log.info("configuration: %s", config or "none; everything is inferred from the weights")
     resolved = infer_config(gather(loaded.state, known, overrides, loaded.settings))
     return OpenedCheckpoint(loaded, resolved, tuple(loaded.warnings))
 
 
 def open_live(module: nn.Module) -> OpenedCheckpoint | None:
-    """Open a live module as the folder that it would be saved to; None if it is of no family that has folders.
+    """Open a live module as the folder that it would be saved to; None if its family has no folders.
 
     Raises:
         UsageError: it is of such a family, and cannot be exported.
@@ -180,21 +186,25 @@ def _opened(read: FolderContents, digest: str, path: Path, files: Unchanged | No
     return OpenedCheckpoint(loaded, resolved, tuple(read.warnings), read.original)
 
 
-def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> OpenedCheckpoint:
+def _open_folder(path: Path, family: FolderFamily[Any], request: FolderRequest) -> OpenedCheckpoint:
     """Read a checkpoint folder, whose configuration is complete.
 
-    Its SHA-256 is that of its files' SHA-256 one after the other.
+    Its SHA-256 is computed from the SHA-256 of its files in order.
 
     Raises:
         UsageError: one of its files is missing, not a plain file, or cannot be read, or changes meanwhile.
     """
-    files = form.files(path)
+    files = family.files(path)
     for file in files:
         check_plain(file)
         if not file.is_file():
-            raise UsageError(f"{path} has no {file.name}.", why="A model of its family has one.", fix="Copy all of it.")
+            raise UsageError(
+                f"{path} has no {file.name}.",
+                why="Every model of its family has this file.",
+                fix="Copy the whole folder.",
+            )
     with unchanged(files) as state:
-        read = form.read(path, given)
+        read = family.read(path, request)
         _log.info("%s: %s with %d tensors", path, read.class_name, len(read.state))
         digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
     return _opened(read, digest, path, state)

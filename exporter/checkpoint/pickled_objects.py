@@ -1,4 +1,4 @@
-"""Say what a checkpoint with Python objects in it holds, and how to get its tensors."""
+"""Describe a checkpoint that contains Python objects, and say how to get its tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .sharded_training import GATHER
 from .tensors import SAVE_STATE_DICT
 
 _CODE = (
-    "Opening it runs code from the file: whoever wrote the file can do anything that you can on this machine. That is "
-    "done only where you ask for it."
+    "Opening it runs code from the file: whoever wrote the file can do anything that you can on this machine. It is "
+    "opened only if you ask for it."
 )
-_START = 1 << 16  # bytes of a pickle that are looked at
+_START = 1 << 16  # bytes of a pickle that are examined
 
 
 def object_error(path: Path, name: str) -> UsageError:
@@ -30,20 +30,21 @@ def object_error(path: Path, name: str) -> UsageError:
     if not name:
         return UsageError(
             f"{path} is a TorchScript program, not a state dict.",
-            why="It is not what torch.save writes.",
+            why="torch.save does not write such files.",
             fix=f"In Python: torch.save(torch.jit.load({str(path)!r}, map_location='cpu').state_dict(), 'weights.pt')",
         )
     if "sharded_tensor" in name or name.endswith(("ShardedTensor", "._flat_param.FlatParameter")):
         return UsageError(
-            f"{path} holds the part of one device: sharded tensors of FSDP ({name}).",
+            f"{path} contains the part of one device only: sharded tensors of FSDP ({name}).",
             why="Each device has a file with its parts of the tensors.",
-            fix=f"Gather them where the model was trained: {GATHER}",
+            fix=f"Gather the weights where the model was trained: {GATHER}",
         )
     if name.startswith("torchao."):
         return UsageError(
-            f"{path} holds weights that torchao quantised ({name}).",
-            why="They are packed numbers and scales, in classes of torchao.",
-            fix="Give the weights from before; localattn quantises them itself: `--weight-dtype int8` or int4.",
+            f"{path} contains weights that torchao quantised ({name}).",
+            why="These are packed numbers and scales, in classes of torchao.",
+            fix="Give the weights from before the quantisation; localattn can quantise them: `--weight-dtype int8` "
+            "or int4.",
         )
     first = _first_class(path)
     if first is not None and not first.startswith(("collections ", "torch._utils ", "argparse ")):
@@ -55,7 +56,7 @@ def object_error(path: Path, name: str) -> UsageError:
             f"localattn export {shlex.quote(str(path))} --allow-pickle --input NAME:DTYPE:[SIZES]",
         )
     return UsageError(
-        f"{path} holds Python objects ({name}), not only tensors.",
+        f"{path} contains Python objects ({name}), not only tensors.",
         why=_CODE,
         fix=f"{SAVE_STATE_DICT}. Or, if you trust the file: localattn export --factory FUNCTION --weights "
         f"{shlex.quote(str(path))} --allow-pickle --input NAME:DTYPE:[SIZES]",
@@ -63,8 +64,8 @@ def object_error(path: Path, name: str) -> UsageError:
 
 
 def _first_class(path: Path) -> str | None:
-    """Return the class, as "module name", of the object that a file is; None if it is a table or cannot be told."""
-    with suppress(Exception):  # whatever the file holds, another message is given then
+    """Return the class, as "module name", of a file's object; None if it is a table or unknown."""
+    with suppress(Exception):  # for any failure, another message is given
         with path.open("rb") as file:
             start = file.read(_START)
         if start.startswith(b"PK"):

@@ -19,17 +19,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...core.error_texts import shown
 from ...core.errors import UsageError
-from .traceless import MEANINGS, NO_EFFECT
+from .hidden_arguments import MEANINGS, NO_EFFECT
 
 if TYPE_CHECKING:
     from ..models.registry import ClassEntry
 
-# The entries of a checkpoint that hold settings.
+# Entries of a checkpoint that contain settings.
 ENTRIES = (
     *("hyper_parameters", "hyperparameters", "hparams", "args", "config", "cfg"),
     *("model_args", "model_config", "model_kwargs"),
 )
-# Tables inside them whose settings are the model's.
+# Tables in these entries with settings of the model.
 _ABOUT_THE_MODEL = frozenset(
     {
         *ENTRIES,
@@ -90,7 +90,7 @@ class Settings:
         return {name: settings[0].value for name, settings in self.used.items()}
 
     def notes(self, inferred: Collection[str]) -> list[str]:
-        """Write notes for the user: the sources of arguments, and settings that were left out.
+        """Write notes for the user: the sources of arguments, and unused settings.
 
         Args:
             inferred: names of arguments that the weights show; they need no note.
@@ -101,12 +101,12 @@ class Settings:
                 source = setting.source.rpartition(".")[0] if setting.exact else setting.source
                 by_source.setdefault(source, []).append(f"{name} {shown(setting.value)}")
         used = [f"{', '.join(values)}, from the checkpoint's {source}" for source, values in by_source.items()]
-        left_out = [
+        unused = [
             f"{x.source} {shown(x.value)} of the checkpoint is not used for {x.name}: {x.why_unused}"
             for x in self.unused
             if x.name in MEANINGS and x.name not in inferred
         ]
-        return [*used, *left_out[:_MOST_NOTES]]
+        return [*used, *unused[:_MOST_NOTES]]
 
     def without(self, name: str, why: str) -> Settings:
         """Return these settings with those of one argument marked as not used."""
@@ -180,7 +180,7 @@ def _chosen(name: str, settings: Sequence[Setting]) -> tuple[list[Setting], list
         return chosen, unused
     if len(entries) > 1 and all(_agree([x for x in chosen if x.entry == entry]) for entry in entries):
         raise contradiction(name, _said(chosen))
-    return [], [*unused, *(replace(setting, why_unused="it is said with two values") for setting in chosen)]
+    return [], [*unused, *(replace(setting, why_unused="it is given with two values") for setting in chosen)]
 
 
 def _said(settings: Sequence[Setting]) -> list[tuple[Any, str]]:
@@ -208,7 +208,7 @@ def reconciled(own: Settings, given: Mapping[str, Any], inferred: Mapping[str, A
         fits = name not in inferred or same_value(inferred[name], settings[0].value)
         weights = shown(inferred[name]) if name in inferred else ""
         if not fits and not settings[0].exact:
-            own = own.without(name, f"the weights say {weights}")
+            own = own.without(name, f"the weights show {weights}")
         elif not fits or not all(same_value(value, said[0][0]) for value, _ in said):
             raise contradiction(name, said, weights)
     return own
@@ -217,12 +217,11 @@ def reconciled(own: Settings, given: Mapping[str, Any], inferred: Mapping[str, A
 def contradiction(name: str, said: Sequence[tuple[Any, str]], weights: str = "") -> UsageError:
     """Make the error for an argument that is given with several values, each with its source."""
     each = [*dict.fromkeys(f"{shown(value)} in {source}" for value, source in said)]
-    each += [f"{weights} by the weights"] if weights else []
+    each += [f"{weights} from the weights"] if weights else []
     return UsageError(
         f"{name} is {', '.join(each[:-1])} and {each[-1]}.",
-        why="Which of them the model was trained with cannot be told.",
-        fix=f"Correct the configuration; where the checkpoint's own {name} is not this model's, save "
-        "model.state_dict() alone.",
+        why="The command cannot tell which value the model was trained with.",
+        fix=f"Correct the configuration; if the checkpoint's own {name} is wrong, save model.state_dict() alone.",
     )
 
 
@@ -277,16 +276,16 @@ def _argument(leaf: str, entry: ClassEntry) -> tuple[str, bool] | None:
 
 
 def _foreign_part(path: Sequence[str]) -> str | None:
-    """Return the first table around a setting that may be about something other than the model, or None."""
+    """Return the first table around a setting that may not describe the model, or None."""
     return next((part for part in path[1:] if part.lower() not in _ABOUT_THE_MODEL), None)
 
 
 def _why_unused(entry: ClassEntry, name: str, value: object, path: Sequence[str]) -> str:
     foreign = _foreign_part(path)
     if foreign is not None:
-        return f"{foreign} may be about something else"
+        return f"{foreign} may describe something else"
     if name == _RELEASE:
-        return "" if isinstance(value, str) else "it is no release"
+        return "" if isinstance(value, str) else "it is not a release"
     about = entry.args.model_fields[name]
     annotated: Any = Annotated
     parts: tuple[Any, ...] = (about.annotation, *about.metadata)

@@ -1,4 +1,4 @@
-"""What training on several devices leaves in checkpoints: DTensors, empty parameters, parts that are one device's.
+"""Handle checkpoints of training on several devices: DTensors, empty parameters, one device's parts.
 
 A tensor that is whole is read. What is a part is refused with the command of its project that puts the parts together.
 """
@@ -26,11 +26,11 @@ GATHER = (
     "on rank 0: torch.save(state, 'weights.pt')"
 )
 ZERO = (
-    "python zero_to_fp32.py . OUTPUT_FOLDER in the folder of the DeepSpeed checkpoint (the script lies in it), or "
+    "python zero_to_fp32.py . OUTPUT_FOLDER in the folder of the DeepSpeed checkpoint (it contains the script), or "
     "engine.save_16bit_model(folder) with stage3_gather_16bit_weights_on_model_save"
 )
 _DTENSORS = "torch.distributed.tensor"
-# In torch's message where that module was not imported.
+# Part of torch's message if that module was not imported.
 NEEDS_DTENSOR = "must be imported to load DTensors"
 _DEEPEST = 8
 _VERL = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
@@ -43,7 +43,7 @@ def know_dtensors() -> None:
 
 @contextmanager
 def quiet_meshes() -> Iterator[None]:
-    """Keep quiet what torch logs of device meshes that are read where there are no processes."""
+    """Hide torch's log messages about device meshes without processes."""
     log = logging.getLogger("torch.distributed.device_mesh")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -54,9 +54,9 @@ def quiet_meshes() -> Iterator[None]:
 
 
 def gathered(loaded: object, path: Path) -> Any:
-    """Return what a file holds with each DTensor that is whole as a plain tensor.
+    """Return a file's contents with each complete DTensor as a plain tensor.
 
-    The state of an optimizer, whose parts are no reason to refuse the weights, loses the tensors that are parts.
+    Partial tensors in the state of an optimizer are dropped, because they are no reason to refuse the weights.
 
     Raises:
         UsageError: a DTensor outside an optimizer's state is the part of one device.
@@ -91,7 +91,7 @@ def _is_part(value: object) -> bool:
 
 
 def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
-    """Return a DTensor's own tensor, and any other tensor as it is.
+    """Return a DTensor's own tensor, and any other tensor unchanged.
 
     Raises:
         UsageError: it is the part of one device.
@@ -106,7 +106,7 @@ def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
     partial = any(placement.is_partial() for placement in tensor.placements)
     mesh = tensor.device_mesh.mesh
     named = _VERL.fullmatch(path.name)
-    fix = f"Gather them where the model was trained: {GATHER}"
+    fix = f"Gather the weights where the model was trained: {GATHER}"
     if named is not None:
         folder = path.parent
         fix = (
@@ -114,8 +114,8 @@ def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
             f"--target_dir OUTPUT_FOLDER. Or gather them in training: {GATHER}"
         )
     raise UsageError(
-        f"{path} holds the part of one device: DTensors of FSDP2 or tensor parallelism.",
-        why=f"A tensor of {list(tensor.shape)} is the sum of those of {mesh.numel()} devices; this file has one."
+        f"{path} contains the part of one device only: DTensors of FSDP2 or tensor parallelism.",
+        why=f"A tensor of {list(tensor.shape)} is the sum over {mesh.numel()} devices; this file has the part of one."
         if partial
         else f"A tensor of {list(tensor.shape)} is spread over {mesh.numel()} devices; this file has "
         f"{list(local.shape)} of it.",
@@ -124,7 +124,7 @@ def _whole(tensor: torch.Tensor, path: Path) -> torch.Tensor:
 
 
 def refuse_parts(state: Mapping[str, torch.Tensor], path: Path, loaded: object, empty: Collection[str] = ()) -> None:
-    """Refuse a state dict whose parameters lie elsewhere.
+    """Refuse a state dict whose parameters are in other files.
 
     Args:
         state: the tensors.
@@ -138,9 +138,9 @@ def refuse_parts(state: Mapping[str, torch.Tensor], path: Path, loaded: object, 
     flat = [name for name in state if re.search(r"(^|\.)_?flat_param(_\d+)?$", name)]
     if flat:
         raise UsageError(
-            f"{path} holds the flat parameters of FSDP: {bounded(flat, 3)}.",
-            why="Each is the part of one device of many tensors one after the other.",
-            fix=f"Gather them where the model was trained: {GATHER}",
+            f"{path} contains flat parameters of FSDP: {bounded(flat, 3)}.",
+            why="Each is one device's part of many tensors, joined one after the other.",
+            fix=f"Gather the weights where the model was trained: {GATHER}",
         )
     lost = [name for name, tensor in state.items() if 0 in shape_of(tensor) and name not in empty]
     if not lost:
@@ -148,10 +148,10 @@ def refuse_parts(state: Mapping[str, torch.Tensor], path: Path, loaded: object, 
     deepspeed = isinstance(loaded, Mapping) and {"ds_version", "ds_config", "param_shapes"} & set(map(str, loaded))
     raise UsageError(
         f"{len(lost)} of the {len(state)} tensors of {path} are empty: {bounded(lost, 3)}.",
-        why="The checkpoint is of DeepSpeed's ZeRO-3: parameters are spread over devices, and their values are in "
-        "files of their own."
+        why="This is a checkpoint of DeepSpeed's ZeRO-3, which writes the values of parameters into other files, one "
+        "per device."
         if deepspeed
-        else "DeepSpeed's ZeRO-3 and FSDP spread parameters over devices, and leave empty ones in a state_dict() that "
-        "is taken without gathering them.",
-        fix=f"Gather them: {ZERO}." + ("" if deepspeed else f" With FSDP: {GATHER}"),
+        else "DeepSpeed's ZeRO-3 and FSDP spread parameters over devices. A state_dict() that does not gather them "
+        "has empty tensors.",
+        fix=f"Gather the weights: {ZERO}." + ("" if deepspeed else f" With FSDP: {GATHER}"),
     )

@@ -22,7 +22,7 @@ _KNOWN = frozenset(
     }
 )
 
-# By library, how the names of its packed numbers and scales end.
+# By library, the ends of names of its packed numbers and scales.
 _QUANTIZED = {
     "bitsandbytes": (".absmax", ".quant_map", ".SCB", ".nested_absmax", ".quant_state.bitsandbytes__nf4"),
     "GPTQ or AWQ": (".qweight", ".qzeros", ".g_idx"),
@@ -53,7 +53,7 @@ def plain_tensor(name: str, tensor: torch.Tensor, file_size: int) -> torch.Tenso
     if tensor.numel() * tensor.element_size() > file_size:
         raise UsageError(
             f"{name} claims the shape {list(tensor.shape)}.",
-            why="That is more data than the whole file holds.",
+            why="That is more data than the whole file contains.",
             fix=SAVE_STATE_DICT,
         )
     tensor = tensor.detach()
@@ -61,14 +61,14 @@ def plain_tensor(name: str, tensor: torch.Tensor, file_size: int) -> torch.Tenso
 
 
 def _unusual(tensor: torch.Tensor) -> str:
-    """Return what is unusual about a tensor; "" for a dense tensor on the CPU."""
+    """Describe what is unusual about a tensor; "" for a dense tensor on the CPU."""
     if tensor.is_nested:
         return "nested: rows of several lengths"
     if tensor.is_quantized:
         return f"quantized ({str(tensor.dtype).removeprefix('torch.')})"
     if tensor.layout is not torch.strided:
         return f"sparse ({str(tensor.layout).removeprefix('torch.')})"
-    return "" if tensor.device.type == "cpu" else f"on {tensor.device}, without data here"
+    return "" if tensor.device.type == "cpu" else f"on {tensor.device}, without data in this file"
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -86,18 +86,18 @@ def refuse_quantized(state: Mapping[str, torch.Tensor], path: Path) -> None:
         found = [name for name in state if name.endswith(endings)]
         if found:
             raise UsageError(
-                f"{path} holds weights that {library} quantised: {bounded(found, 3)}.",
-                why="They are packed numbers and scales; the exported file is compared with the weights themselves.",
-                fix="Give the weights from before. Files with 8 or 4 bits: "
+                f"{path} contains weights that {library} quantised: {bounded(found, 3)}.",
+                why="These are packed numbers and scales; an export needs the original weights to compare with.",
+                fix="Give the weights from before the quantisation. For 8 or 4 bits use "
                 f"{argument('weight_dtype', 'int8')} or {argument('weight_dtype', 'int4')}.",
             )
 
 
 def foreign_numbers(name: str, dtype: str) -> UsageError:
     """Make the error for a tensor with an element type that weights of these models never have."""
-    kind = "complex numbers" if dtype.startswith(("complex", "C64")) else "numbers that are packed or of another sort"
+    kind = "complex numbers" if dtype.startswith(("complex", "C64")) else "packed or unsupported numbers"
     return UsageError(
-        f"{name} holds {dtype} numbers.",
+        f"{name} contains {dtype} numbers.",
         why=f"These are {kind}; the weights of the supported classes are real numbers of 8 bits or more.",
         fix="Save the weights as float32, float16 or bfloat16; unpack quantized ones first.",
     )
@@ -131,6 +131,6 @@ def check_finite(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     if found:
         raise UsageError(
             f"Weights are NaN or infinite: {found}.",
-            why="Nothing that is computed with them can be compared.",
-            fix="Take a checkpoint from before the training diverged.",
+            why="Results of such weights cannot be compared.",
+            fix="Use a checkpoint from before the training diverged.",
         )

@@ -34,14 +34,14 @@ from .weight_sets import (
     tensors_of,
 )
 
-# Entries that hold weights; the first one present is taken.
+# Entries that hold weights; the first one present is used.
 ENTRIES = (
     *("model_state_dict", "state_dict", "model", "module", "network", "net", "generator", "weights", "params"),
     *("ema_model_state_dict", "ema_state_dict", "state_dict_ema", "ema_model", "model_ema", "ema"),
 )
 # Name prefixes of modules that wrap the model; the first one present is removed.
 PREFIXES = ("ema_model.", "online_model.", "module.", "model.", "network.", "net.", "transformer.", "attn.")
-# Of these the names of parts, which other parts may stand beside; wrappers have at most a few numbers of their own.
+# Those of them that name parts of a model, next to which may be other parts; wrappers only have a few numbers.
 _PARTS = ("transformer.", "attn.")
 # The first part of every name in a supported class's state dict.
 _ROOTS = frozenset(
@@ -90,8 +90,8 @@ def unwrap(
     table = as_table(loaded)
     if table is None or (isinstance(loaded, list | tuple) and not any(map(as_table, loaded))):
         raise UsageError(
-            f"{path} holds {_described(loaded)}, not a state dict.",
-            why="A state dict is a table from names to tensors.",
+            f"{path} contains {_described(loaded)}, not a state dict.",
+            why="A state dict maps names to tensors.",
             fix="Save model.state_dict().",
         )
     if entry is not None:
@@ -104,7 +104,7 @@ def unwrap(
 def _asked(loaded: object, path: Path, notes: list[str], roots: Collection[str], entry: str) -> Unwrapped:
     """Return the set of weights at an entry."""
     base = None
-    with suppress(UsageError):  # where the default cannot be chosen, the entry is found by its path alone
+    with suppress(UsageError):  # if the default cannot be chosen, the entry is found only by its path
         base = _unwrapped(as_table(loaded) or {}, [], path, [], roots)
     others = other_sets(loaded, base.state) if base is not None and base.state else []
     wanted = next((known for known in others if known.entry == entry and known.same_model), None)
@@ -113,20 +113,22 @@ def _asked(loaded: object, path: Path, notes: list[str], roots: Collection[str],
         state = {name: wanted.state.get(name, tensor) for name, tensor in base.state.items()}
         kept = [name for name in state if name not in wanted.state]
         if kept:
-            notes.append(f"'{entry}' has not all tensors; as in '{base.entry or 'the model'}': {bounded(kept, 5)}")
+            notes.append(
+                f"'{entry}' lacks some tensors; those of '{base.entry or 'the model'}' are used: {bounded(kept, 5)}"
+            )
         found = Unwrapped(state, base.settings, entry=entry)
     else:
         way, value = at_entry(loaded, entry)
         table = as_table(value)
         if table is None or not any(isinstance(name, str) for name in table):
-            raise UsageError(f"The entry '{entry}' of {path} holds {_described(value)}, not a state dict.")
+            raise UsageError(f"The entry '{entry}' of {path} contains {_described(value)}, not a state dict.")
         notes.append(f"weights read from the entry '{entry}'")
         found = _unwrapped(table, way, path, notes, roots, entry)
     return Unwrapped(found.state, found.settings, other_sets(loaded, found.state) if found.state else [], found.entry)
 
 
 def _described(value: object) -> str:
-    """Say in words what a value is that is no state dict."""
+    """Describe a value that is not a state dict."""
     if isinstance(value, torch.Tensor):
         return "one tensor"
     if isinstance(value, list | tuple):
@@ -143,24 +145,23 @@ def _unwrapped(
     roots: Collection[str],
     entry: str = "",
 ) -> Unwrapped:
-    """Find the state dict in a table, to which other tables lead, and remove the prefixes of its names."""
+    """Find the state dict in nested tables, and remove the prefixes of its names."""
     if is_optimizer(table):
         raise UsageError(
             f"{path} is the state of an optimizer, not the weights of a model.",
-            why="It has 'state' and 'param_groups', and no names of tensors of a model.",
-            fix="Give the file of the model's weights; where it was trained: torch.save(model.state_dict(), "
-            "'weights.pt')",
+            why="It has 'state' and 'param_groups', but no tensors of a model.",
+            fix="Give the file of the model's weights, written by torch.save(model.state_dict(), 'weights.pt')",
         )
     tables, names = _way_to_weights(table, path, notes, roots)
     chosen, settings = tables[-1], settings_tables([*way, *tables])
     state = tensors_of(chosen)
     others = [str(name) for name in chosen if name not in state and name not in settings]
     if others:
-        notes.append(f"ignored, not tensors: {bounded(others, 5)}")
+        notes.append(f"ignored because they are not tensors: {bounded(others, 5)}")
     if chosen and not state:
         raise UsageError(
-            f"{path} holds no tensors.",
-            why=f"It holds {bounded([str(name) for name in chosen], 5)}.",
+            f"{path} contains no tensors.",
+            why=f"It contains {bounded([str(name) for name in chosen], 5)}.",
             fix="Save model.state_dict().",
         )
     entry = ".".join(filter(None, [entry, *names]))
@@ -201,7 +202,7 @@ def _way_to_weights(
         candidates = [] if _is_model_state(table, roots) else _candidates(table, path)
         if not candidates:
             break
-        other = f"; it also holds {bounded(candidates[1:], 5)}" if len(candidates) > 1 else ""
+        other = f"; the file also contains {bounded(candidates[1:], 5)}" if len(candidates) > 1 else ""
         notes.append(f"weights read from the entry '{candidates[0]}'{other}")
         table = as_table(table[candidates[0]]) or {}
         way.append(table)
@@ -220,8 +221,8 @@ def _candidates(table: Mapping[Any, Any], path: Path) -> list[str]:
     others = [name for name in others if _holds_weights(table[name])]
     if len(others) > 1:
         raise UsageError(
-            f"{path} holds several sets of weights: {bounded(others, 5)}.",
-            why="None of them has a usual name.",
+            f"{path} contains several sets of weights: {bounded(others, 5)}.",
+            why="None of the sets has a usual name.",
             fix=f"Choose one: {argument('entry', others[0])}.",
         )
     # LocalAttention without rotary has no parameters: an empty table is its whole state.
@@ -236,8 +237,8 @@ def _without_infixes(state: dict[str, torch.Tensor], path: Path, notes: list[str
         renamed = {name.replace(infix, ""): tensor for name, tensor in state.items()}
         if len(renamed) < len(state):
             raise UsageError(
-                f"{path} holds weights twice, with and without '{infix}' in their names.",
-                why="Which of them the model used cannot be told.",
+                f"{path} contains the weights twice, with and without '{infix}' in their names.",
+                why="The command cannot tell which ones the model used.",
                 fix="Save the model's own state_dict().",
             )
         notes.append(f"'{infix}' removed from {len(touched)} names")
@@ -251,7 +252,7 @@ def _without_prefixes(
     """Strip wrappers' prefixes until the names are the model's own, or no known wrapper is left.
 
     Raises:
-        UsageError: beside a part there are weights of others, of which the file would have nothing.
+        UsageError: there are weights of other parts, which the file would lack.
     """
     removed = ""
     while state and not any(name.partition(".")[0] in roots for name in state):
@@ -264,19 +265,19 @@ def _without_prefixes(
         others = [name for name in dropped if state[name].ndim]
         if prefix in _PARTS and others:
             raise UsageError(
-                f"{path} holds '{prefix[:-1]}' beside other modules: {bounded(others, 5)}.",
-                why=f"A file of {prefix}* alone would compute a part of the model, and leave the rest out.",
-                fix=f"Export the whole module: {argument('factory')}, with these weights. If the part alone is wanted, "
+                f"{path} contains '{prefix[:-1]}' and other modules: {bounded(others, 5)}.",
+                why=f"A file of {prefix}* alone would compute only a part of the model.",
+                fix=f"Export the whole module: {argument('factory')}, with these weights. For the part alone, "
                 f"save a state_dict() of it.",
             )
-        left_out = f"; left out: {bounded(dropped, 5)}" if dropped else ""
-        notes.append(f"prefix '{prefix}' removed from {len(inner)} names{left_out}")
+        also_dropped = f"; dropped: {bounded(dropped, 5)}" if dropped else ""
+        notes.append(f"prefix '{prefix}' removed from {len(inner)} names{also_dropped}")
         state, removed = inner, removed + prefix
     return _without_copies(state, notes, roots)
 
 
 def _refuse_unknown_prefixes(state: Mapping[str, torch.Tensor], path: Path, roots: Collection[str], entry: str) -> None:
-    """Refuse names of which the same ones stand behind several prefixes that no known wrapper has.
+    """Refuse equal names with several prefixes that no known wrapper has.
 
     Args:
         state: the tensors.
@@ -296,8 +297,8 @@ def _refuse_unknown_prefixes(state: Mapping[str, torch.Tensor], path: Path, root
     prefixes = [one for one in groups if any(groups[one] == groups[other] for other in groups if other != one)]
     if prefixes:
         raise UsageError(
-            f"{path} holds several sets of weights: {bounded(prefixes, 5)}.",
-            why="They are the same names behind several prefixes, none of which is usual.",
+            f"{path} contains several sets of weights: {bounded(prefixes, 5)}.",
+            why="The same names occur with several prefixes, none of which is usual.",
             fix=f"Choose one: {argument('entry', '.'.join(filter(None, [entry, prefixes[0]])))}.",
         )
 
@@ -305,17 +306,17 @@ def _refuse_unknown_prefixes(state: Mapping[str, torch.Tensor], path: Path, root
 def _without_copies(
     state: dict[str, torch.Tensor], notes: list[str], roots: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """Leave out another set of the model's weights in the same table, behind a prefix, and the numbers beside it."""
+    """Drop another set of the model's weights with a prefix in the same table, and its numbers."""
     foreign = {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in roots}
     copies = [name for name, tensor in foreign.items() if _is_copy(name, tensor, state)]
     if not copies or len(foreign) == len(state):
         return state
     dropped = [name for name, tensor in foreign.items() if name in copies or not tensor.ndim]
-    notes.append(f"left out: {bounded(dropped, 5)}")
+    notes.append(f"dropped: {bounded(dropped, 5)}")
     return {name: tensor for name, tensor in state.items() if name not in set(dropped)}
 
 
 def _is_copy(name: str, tensor: torch.Tensor, state: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a name is one of the others behind a prefix, with a tensor of the same shape."""
+    """Return whether a name is a prefix and one of the other names, with a tensor of the same shape."""
     rests = [name[place + 1 :] for place, letter in enumerate(name) if letter == "."]
     return any(rest in state and shape_of(state[rest]) == shape_of(tensor) for rest in rests)

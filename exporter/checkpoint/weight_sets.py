@@ -1,4 +1,4 @@
-"""Find every set of weights in a checkpoint, so that none is passed over in silence, and read the one asked for.
+"""Find every set of weights in a checkpoint, to report all of them and to read the requested one.
 
 A training checkpoint often holds a model more than once: as trained, averaged (EMA, SWA), the best so far, a teacher,
 a copy in an optimizer. Each set has an entry: the names of the tables around it with dots between them, then, where one
@@ -30,10 +30,10 @@ _COPY = 0.5
 _SCALE = 4.0  # how much larger or smaller a copy may be
 # What optimizers keep of gradients, whatever its numbers.
 _MOMENTS = ("exp_avg", "exp_inf", "momentum", "square_avg", "grad_avg", "acc_delta", "max_exp", "prev", "eta", "mu")
-_CUT = 1 << 22  # numbers of a tensor that are compared
+_CUT = 1 << 22  # compared numbers per tensor
 # How names of buffers end, which a list of parameters does not have.
 _BUFFERS = ("inv_freq", ".scale", "num_batches_tracked", "running_mean", "running_var")
-_NAMED = 8  # sets that one line names
+_NAMED = 8  # sets named in one line
 
 
 @dataclass(frozen=True)
@@ -54,37 +54,39 @@ class WeightSet:
 
 
 def without_infixes(name: str) -> str:
-    """Return a tensor's name without what wrappers inserted into it."""
+    """Return a tensor's name without the parts that wrappers inserted."""
     for infix in INFIXES:
         name = name.replace(infix, "")
     return name
 
 
 def told(others: Sequence[WeightSet], path: Path, entry: str, *, asked: bool) -> tuple[list[str], list[str]]:
-    """Write the sets that are not read into notes, and into warnings where nobody chose between them.
+    """Report the sets that are not read: as notes, or as warnings if the user did not choose a set.
 
     Args:
         others: those sets.
         path: the file.
         entry: the entry that is read.
-        asked: whether it was asked for.
+        asked: whether the user chose it.
     """
     notes: list[str] = []
     warnings: list[str] = []
     rivals = [other for other in others if other.same_model and not other.equal]
     if rivals:
-        read = f"those of '{entry}' are read" if entry else "those without a prefix are read"
+        read = f"the weights of '{entry}' are read" if entry else "the weights without a prefix are read"
         takes = ", ".join(argument("entry", other.entry) for other in rivals[:_NAMED])
         more = f" and {len(rivals) - _NAMED} more" if len(rivals) > _NAMED else ""
-        line = f"{path} holds other weights of this model; {read}. To read the others: {takes}{more}"
+        line = f"{path} contains several sets of this model's weights; {read}. To read another set: {takes}{more}"
         (notes if asked else warnings).append(line)
     for what, found in (
         ("the same weights once more", [other for other in others if other.same_model and other.equal]),
-        ("weights of something else", [other for other in others if not other.same_model]),
+        ("weights of another model", [other for other in others if not other.same_model]),
     ):
         if found:
             takes = ", ".join(argument("entry", other.entry) for other in found[:_NAMED])
-            notes.append(f"it also holds {what}: {takes}{f' and {len(found) - _NAMED} more' if found[_NAMED:] else ''}")
+            notes.append(
+                f"the file also contains {what}: {takes}{f' and {len(found) - _NAMED} more' if found[_NAMED:] else ''}"
+            )
     return notes, warnings
 
 
@@ -108,7 +110,7 @@ def tensors_of(table: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
 
 
 def other_sets(loaded: object, state: Mapping[str, torch.Tensor]) -> list[WeightSet]:
-    """List the sets of weights that a checkpoint holds besides the one that is read.
+    """List a checkpoint's sets of weights other than the one that is read.
 
     Args:
         loaded: what the file holds.
@@ -131,7 +133,7 @@ def other_sets(loaded: object, state: Mapping[str, torch.Tensor]) -> list[Weight
             in_optimizer = optimizer or (table is not None and bool(prefix) and prefix.startswith("*"))
             if not pairs or (in_optimizer and not _are_copies(pairs)):
                 continue
-            # The prefix is named where the table alone is not enough: it has several sets, or is the file itself.
+            # The prefix is given if the table's name is not enough: the table has several sets, or is the file itself.
             alone = bool(path) and len(groups) == 1 and not prefix.startswith("*")
             entry = ".".join((*path, *filter(None, ["" if alone else prefix.lstrip("*").rstrip(".")])))
             equal = all(one is other or _same(one, other) for one, other in pairs)
@@ -145,7 +147,7 @@ def other_sets(loaded: object, state: Mapping[str, torch.Tensor]) -> list[Weight
 
 
 def at_entry(loaded: object, entry: str) -> tuple[list[Mapping[Any, Any]], object]:
-    """Return the tables on the way to an entry, and what lies there.
+    """Return the tables on the path to an entry, and its value.
 
     Args:
         loaded: what the file holds.
@@ -153,7 +155,7 @@ def at_entry(loaded: object, entry: str) -> tuple[list[Mapping[Any, Any]], objec
             of the names in the last table.
 
     Raises:
-        UsageError: there is no such entry.
+        UsageError: the entry does not exist.
     """
     way: list[Mapping[Any, Any]] = []
     value, left = loaded, entry
@@ -176,7 +178,11 @@ def at_entry(loaded: object, entry: str) -> tuple[list[Mapping[Any, Any]], objec
         raise UsageError(
             f"The checkpoint has no entry {shown(entry)}.",
             fix=f"{argument('entry')} takes the name of a table, or a prefix of names in one. "
-            + (close_match(entry, known[:200]) if known else "This one holds the weights alone: leave it out."),
+            + (
+                close_match(entry, known[:200])
+                if known
+                else "This file contains only one set of weights: leave the option out."
+            ),
         )
     return way, value
 
@@ -197,7 +203,7 @@ def _walk(loaded: object) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _enough(found: Mapping[str, object], names: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether as many names were found as make a set of the same model: half of those that are no numbers."""
+    """Return whether enough names were found for a set of the same model: half of those that are not numbers."""
     whole = [name for name, shape in names.items() if shape]
     return bool(whole) and 2 * sum(name in found for name in whole) >= len(whole)
 
@@ -243,7 +249,7 @@ def _ordered(
 
 
 def _in_order(tensors: Sequence[torch.Tensor], names: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Give tensors the names of the model's, in order, where only one way fits; buffers have none of them."""
+    """Give tensors the names of the model's in order, if only one assignment fits; skip buffers."""
     shapes = [shape_of(tensor) for tensor in tensors]
     for kept in (list(names), [name for name in names if not name.endswith(_BUFFERS)]):
         if [names[name] for name in kept] == shapes:
@@ -268,7 +274,7 @@ def _in_order(tensors: Sequence[torch.Tensor], names: Mapping[str, tuple[int, ..
 def _transposed(
     table: Mapping[Any, Any], names: Mapping[str, tuple[int, ...]]
 ) -> list[tuple[str, dict[str, torch.Tensor]]]:
-    """Collect what an optimizer keeps of each parameter, `{0: {"exp_avg": …}, 1: …}`, as one set for each of its keys.
+    """Collect an optimizer's values for each parameter, `{0: {"exp_avg": …}, 1: …}`, as one set for each key.
 
     The prefix that is returned begins with a star.
     """
@@ -295,7 +301,7 @@ def _transposed(
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same numbers; those that cannot be compared have not."""
+    """Return whether two tensors have the same numbers; False if they cannot be compared."""
     try:
         return one.dtype == other.dtype and torch.equal(one, other)
     except (RuntimeError, TypeError, NotImplementedError):
@@ -303,7 +309,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _are_copies(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Return whether tensors of an optimizer are much like the weights, over all of them."""
+    """Return whether all tensors of an optimizer together are similar to the weights."""
     product = squares = others = 0.0
     for one, other in pairs:
         if one.is_floating_point() and other.is_floating_point() and one.shape == other.shape:

@@ -1,1 +1,1 @@
-"""The checks that a written file must pass before an export succeeds: one file per check."""
+"""Check a written file before an export succeeds; one module per check."""

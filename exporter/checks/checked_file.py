@@ -1,4 +1,4 @@
-"""A written file as its checks see it, before it is published.
+"""Give checks access to a written file before it is published.
 
 Each kind of export (`checkpoint`, `steps`, `module`, `convert`) has one subclass beside its pipeline, which says how
 that kind answers the checks that depend on the model's origin.
@@ -18,7 +18,7 @@ from ...core.documents.sidecar import CheckRecord
 from ...onnx_graph.without_weights import read_message
 from ...runtime.parity.golden import Golden
 from ...runtime.session import Session
-from .options import CheckOptions
+from ..options import CheckOptions
 
 Kind = Literal["checkpoint", "steps", "module", "convert"]
 
@@ -27,7 +27,7 @@ class CheckedFile(ABC):
     """A written file in its temporary folder.
 
     Args:
-        path: the file, with its external data beside it.
+        path: the file, with its external data in the same folder.
         options: how it is checked.
         progress: called with the name of each check as it begins.
         nodes: the model before its attention nodes were rewritten in standard operators, without its large weights;
@@ -74,14 +74,14 @@ class ExportedFile(CheckedFile):
 
     @abstractmethod
     def golden_outputs(self, golden: Golden) -> CheckRecord:
-        """Compare with what the user's own model computed."""
+        """Compare with the outputs of the user's own model."""
 
     @abstractmethod
     def parity(self) -> CheckRecord:
         """Compare with the reference."""
 
     def halves(self) -> CheckRecord | None:
-        """Tell how large the values of fp16 were while the file was compared; None where none were watched."""
+        """Report how large fp16 values were during the comparison; None if they were not watched."""
         return None
 
     @abstractmethod
@@ -90,7 +90,7 @@ class ExportedFile(CheckedFile):
 
 
 class SequenceFile(ExportedFile):
-    """A file that takes whole sequences."""
+    """A file for whole sequences."""
 
     @abstractmethod
     def rows(self) -> CheckRecord:

@@ -1,4 +1,4 @@
-"""Check: the written file computes what the user's own model computed, on inputs that were recorded with it.
+"""Check that the written file reproduces the recorded outputs of the user's own model.
 
 Every other check of a checkpoint's file compares two things that were made from one configuration. This one alone
 sees a configuration that is not the model's.
@@ -24,12 +24,16 @@ Limits = Callable[[str, int], tuple[int, int | None]]
 
 
 def open_golden(
-    path: Path | None, inputs: Sequence[TensorSpec], outputs: Sequence[str], token_limit: int | None, limits: Limits
+    path: str | Path | None,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[str],
+    token_limit: int | None,
+    limits: Limits,
 ) -> Golden | None:
-    """Read golden outputs, and refuse those that a file cannot be compared with, before work begins.
+    """Read golden outputs before work begins, and refuse unusable ones.
 
     Args:
-        path: of the .npz; None where there is none.
+        path: the .npz file; None if there is none.
         inputs: of the file to write, dynamic axes by name.
         outputs: their names.
         token_limit: size of the vocabulary; None for embeddings.
@@ -40,7 +44,7 @@ def open_golden(
     """
     if path is None:
         return None
-    golden = Golden.read(path)
+    golden = Golden.read(Path(path))
     for _ in golden.bind(inputs, outputs, token_limit, limits):
         pass
     return golden

@@ -7,22 +7,27 @@ with the square of any axis is found, whatever its own sizes are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import islice
 from typing import NamedTuple
 
 import onnx
 
+from ...core.errors import UsageError
 from ...onnx_graph.graph_values import all_graphs
+from ...onnx_graph.library_errors import infer_shapes
 
 Sizes = tuple[int | str, ...]
 
-# A dimension of which a file says nothing.
+# An unknown dimension.
 UNKNOWN = "?"
-# A tensor that grows in two dimensions at least as this power of the axis is no longer linear in it: between 1, linear,
+# A tensor that grows in two dimensions at least with this power of the axis is not linear in it: between 1, linear,
 # and 2, square. Padding makes a square tensor grow a little slower.
 _BEYOND_LINEAR = 1.4
+# The name of an axis in the expression of a dimension; names before a parenthesis are functions, as `Min`.
+_SYMBOL = re.compile(r"[A-Za-z_]\w*(?!\w|\s*\()")
 
 
 class Growth(NamedTuple):
@@ -61,7 +66,7 @@ def square_in(growth: Growth, model: onnx.ModelProto) -> list[str]:
 
 
 def per_position(growth: Growth, model: onnx.ModelProto) -> int:
-    """Return the most elements that a tensor which grows with the axis has for each of its positions."""
+    """Return the most elements per position over all tensors that grow with the axis."""
     counts = (math.prod(x for x in shape if isinstance(x, int)) for _, shape, _ in grown(growth, model))
     return -(-max(counts, default=0) // growth.size)
 
@@ -92,7 +97,7 @@ def _same_tensors(graph: onnx.GraphProto, other: onnx.GraphProto) -> Iterator[tu
 
 
 def _is_square(dimensions: Sequence[tuple[int, int]], size: int, changed: int) -> bool:
-    """Return whether a tensor grows with the square: in two dimensions, or in one that counts both.
+    """Return whether a tensor grows with the square: in two dimensions, or in one that is their product.
 
     Args:
         dimensions: each at both sizes of the axis.
@@ -109,11 +114,29 @@ def _is_square(dimensions: Sequence[tuple[int, int]], size: int, changed: int) -
 
 
 def all_shapes(model: onnx.ModelProto) -> dict[str, Sizes]:
-    """Return the shapes of all tensors of a model and its subgraphs, dynamic dimensions by their expression."""
+    """Return the shapes of all tensors of a model and its subgraphs, dynamic dimensions by their expression.
+
+    Those that the file does not record, as of nodes that a quantizer added, are inferred.
+    """
+    shapes = _recorded(model)
+    if all(name in shapes for name in _made(model)):
+        return shapes
+    try:
+        return _recorded(infer_shapes(model)) | shapes
+    except UsageError:  # what remains is told by `unjudged`
+        return shapes
+
+
+def _made(model: onnx.ModelProto) -> Iterator[str]:
+    """Yield the names of what the nodes of the outermost graph compute."""
+    return (name for node in model.graph.node for name in node.output if name)
+
+
+def _recorded(model: onnx.ModelProto) -> dict[str, Sizes]:
     shapes: dict[str, Sizes] = {}
     for graph in all_graphs(model.graph):
         values = (*graph.value_info, *graph.input, *graph.output)
-        shapes |= {v.name: sizes_of(v) for v in values}
+        shapes |= {v.name: sizes_of(v) for v in values if v.type.tensor_type.HasField("shape")}
         shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     return shapes
 
@@ -122,3 +145,29 @@ def sizes_of(value: onnx.ValueInfoProto) -> Sizes:
     """Return the shape of a tensor, dynamic dimensions by their expression."""
     dimensions = value.type.tensor_type.shape.dim
     return tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else UNKNOWN) for d in dimensions)
+
+
+def unjudged(model: onnx.ModelProto, shapes: Mapping[str, Sizes] | None = None) -> str:
+    """Say which tensors of a graph nobody can judge before the file runs; "" where there are none.
+
+    Their number of dimensions is not known, or a dimension is neither a number nor an expression of the inputs' axes:
+    it depends on the numbers that the model computes.
+
+    Args:
+        model: the graph.
+        shapes: what `all_shapes` returns of it, where it is known.
+    """
+    known = all_shapes(model) if shapes is None else shapes
+    axes = {size for value in model.graph.input for size in sizes_of(value) if isinstance(size, str)} - {UNKNOWN}
+    found = [name for name in _made(model) if name not in known]
+    found += [name for name, shape in known.items() if any(_is_unknown(size, axes) for size in shape)]
+    if not found:
+        return ""
+    return f"the size of {len(found)} tensor(s) is not known before the file runs: {', '.join(found[:3])}"
+
+
+def _is_unknown(size: int | str, axes: Collection[str]) -> bool:
+    """Return whether a dimension is neither a number nor an expression of these axes."""
+    if isinstance(size, int):
+        return False
+    return size == UNKNOWN or (size not in axes and not set(_SYMBOL.findall(size)) <= set(axes))

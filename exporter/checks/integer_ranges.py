@@ -216,7 +216,7 @@ class IntegerRanges:
 
 
 def _blocked_product(node: onnx.NodeProto, types: Types) -> Types:
-    """Return the type of onnxruntime's product with a matrix of few bits, of which ONNX knows nothing; else nothing."""
+    """Return the output type of onnxruntime's products with matrices of few bits, unknown to ONNX; else nothing."""
     given = types.get(node.input[0]) if node.op_type == "MatMulNBits" else None
     if (shape := _shape(given)) is None:
         return {}
@@ -253,7 +253,7 @@ def _corners(op_type: str, operands: Sequence[Interval]) -> Interval:
 
 
 def _bounded(operands: Sequence[Interval]) -> Sequence[Interval]:
-    """Return the operands; where their result would have many elements, one interval for all elements of each."""
+    """Return the operands; if their result would have many elements, one interval for all elements of each operand."""
     shape = np.broadcast_shapes(*(x.shape for interval in operands for x in interval))
     return operands if prod(shape) <= _MOST_ELEMENTS else [_hull([x]) for x in operands]
 
@@ -307,7 +307,7 @@ def _of_type(element: int) -> Interval | None:
 
 
 def _is_absent(tensor: onnx.TensorProto) -> bool:
-    """Return whether a tensor has elements but no values: large weights of 8 bits are left out like floats."""
+    """Return whether a tensor has elements but no values: large 8-bit weights are not loaded, like floats."""
     inside = (tensor.raw_data, tensor.int32_data, tensor.int64_data, tensor.uint64_data)
     return 0 not in tensor.dims and not any(inside) and not uses_external_data(tensor)
 

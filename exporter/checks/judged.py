@@ -1,4 +1,4 @@
-"""What a written file is judged on: inputs that look like inputs of use, and fp16 that is rounded as the file says."""
+"""Choose how a written file is judged: on realistic inputs, with fp16 rounded as in the file."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from ...core.documents.sidecar import CheckRecord
 from ...core.tensors import TensorSpec
+from ...runtime.backends.onnxruntime.session import open_file
 from ...runtime.inputs.arrays import random_inputs
-from ...runtime.ort.session import open_file
 from ...runtime.parity.inputs import InputSet
 from ...runtime.parity.overflow import beyond_fp16, range_record, refuse_overflow
 from ...runtime.session import Arrays, Session
 from ...runtime.text_inputs.rows import Row, arrays_of_rows, fill, rows_of_use, token_names
 from ...runtime.text_inputs.tally import Tally
-from ...runtime.text_inputs.tokens import Tokens, open_tokens
+from ...runtime.text_inputs.tokens import Tokens
 from ..source.source_model import SourceModel
 
 # Tokens of all rows of text together, at most.
@@ -23,17 +23,6 @@ MOST_TOKENS = 4096
 # Weights times tokens that the reference multiplies over all sizes; beyond, it is compared at fewer of them. A core
 # multiplies some 10¹⁰ of them a second in float64.
 MOST_WORK = 5 * 10**11
-
-
-def tokens_of(checkpoint: Path, source: SourceModel) -> Tokens | None:
-    """Return where the tokens of a checkpoint's checks come from; None where it takes none.
-
-    Args:
-        checkpoint: the file or folder; of a live model a name without any.
-        source: the model.
-    """
-    folders = [] if not checkpoint.exists() else [checkpoint if checkpoint.is_dir() else checkpoint.parent]
-    return open_tokens(folders, source.token_limit, getattr(source.args, "config", None))
 
 
 def most_tokens(source: SourceModel) -> int:
@@ -44,7 +33,7 @@ def most_tokens(source: SourceModel) -> int:
 
 @dataclass
 class Judged:
-    """The file as it is judged, and what it was judged on.
+    """Prepare a file for its checks, and record the inputs of the checks.
 
     Args:
         session: the written file; where it is fp16 on the CPU, one that rounds as a GPU does.
@@ -66,7 +55,7 @@ class Judged:
 
     @classmethod
     def open(cls, path: Path, session: Session, dtype: str, precision: str, tokens: Tokens | None) -> Judged:
-        """Return a written file as it is judged.
+        """Return a written file prepared for its checks.
 
         Args:
             path: of the file.
@@ -82,7 +71,7 @@ class Judged:
 
     @property
     def takes_random(self) -> bool:
-        """Whether random tokens count too: they have no say in what rounded weights or half precision are good for."""
+        """Whether random tokens count too; they do not for rounded weights or half precision."""
         return self.tokens is None or self.precision == "fp32"
 
     @property
@@ -91,11 +80,11 @@ class Judged:
         return self.tokens is not None and self.precision not in ("fp32", "fp16", "bf16")
 
     def filled(self, drawn: Arrays, specs: Sequence[TensorSpec], start: int) -> Arrays:
-        """Return drawn inputs with their tokens as in use."""
+        """Return random inputs with realistic tokens."""
         return drawn if self.tokens is None else fill(drawn, specs, self.tokens, start)
 
     def rows(self, longest: int, spans: int, most: int, specs: Sequence[TensorSpec], *, multiple: int = 1) -> list[Row]:
-        """Return rows as in use; arguments as of `rows_of_use`. None where no input is of tokens."""
+        """Return realistic rows; arguments as of `rows_of_use`. None if there is no token input."""
         if self.tokens is None or not token_names(specs):
             return []
         masked = any(spec.name in ("mask", "attention_mask") for spec in specs)
@@ -113,7 +102,7 @@ class Judged:
         self._tally.add(inputs.arrays, specs, random=inputs.random)
 
     def describe(self) -> str:
-        """Describe what the file was judged on, in words."""
+        """Describe in words the inputs of the checks."""
         return self._tally.describe()
 
     def refuse_overflow(self, inputs: str, arrays: Arrays | None = None) -> None:
@@ -130,7 +119,7 @@ class Judged:
         if not beyond_fp16(sessions):
             return
         measured = []
-        if arrays is not None:  # without rounding no NaN hides what else is beyond
+        if arrays is not None:  # without rounding, no NaN hides other values that are too large
             self.session.rest()
             watching = open_file(self.path, provider="cpu", plugin="none", lean=True, halves="watched")
             watching.run(arrays)
@@ -138,5 +127,5 @@ class Judged:
         refuse_overflow(sessions, self.path, inputs, measured)
 
     def range_record(self) -> CheckRecord | None:
-        """Return the record of fp16's range; None where it was not watched."""
+        """Return the record of fp16's range; None if it was not watched."""
         return range_record([self.session, *self.others], self.describe())

@@ -14,13 +14,13 @@ from dataclasses import replace
 import onnx
 
 from ...core.documents.sidecar import CheckRecord
-from .growth import UNKNOWN, Growth, all_shapes, per_position, sizes_of, square_in
+from .growth import Growth, all_shapes, per_position, sizes_of, square_in, unjudged
 from .outcome import failed, not_proven, passed
 from .probe import NodeProbe, probes
 from .quadratic_memory import Shape, Taken, still_square, taken_sizes
 from .window import Findings, check_node_window, edges_hold
 
-# Twice the length takes twice the memory, and a little more for padding; four times would be quadratic.
+# Twice the length needs twice the memory, and a little more for padding; quadratic memory would be four times as much.
 _LINEAR = 3.0
 
 
@@ -41,12 +41,12 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         findings.boundaries += one.boundaries
         findings.faults += one.faults
         if not ((one.back and one.ahead) or probe.geometry.sees_all):
-            small.append(f"{probe.node.name} has {probe.length} tokens, which one window covers")
+            small.append(f"{probe.node.name} has {probe.length} tokens, which fit in one window")
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     if findings.faults:
         return failed("; ".join(findings.faults[:3]), **figures)
     if absent:
-        why = "called, but not in the file; the result is unused, or a closure holds the layer"
+        why = "called, but not in the file: its result is unused, or a closure holds the layer"
         return not_proven(f"{', '.join(absent)}: {why}", **figures)
     if small:
         return not_proven("; ".join(small[:3]), **figures)
@@ -62,7 +62,7 @@ def check_layer_memory(
     dynamic_axes: Collection[str],
     retrace: Callable[[Taken], tuple[set[int], dict[str, Shape]] | None],
 ) -> CheckRecord:
-    """Check that no attention node and no other tensor takes memory quadratic in the sequence length.
+    """Check that no attention node and no other tensor needs memory quadratic in the sequence length.
 
     Args:
         model: the written file, weights may be absent.
@@ -77,7 +77,7 @@ def check_layer_memory(
         return failed(f"not linear in the length: {', '.join(suspects[:5])}")
     shapes = all_shapes(model)
     if dynamic_axes:
-        return _dynamic_memory(shapes, dynamic_axes, len(different))
+        return _dynamic_memory(shapes, dynamic_axes, len(different), unjudged(model, shapes))
     square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths)}
     faults: list[str] = []
     if square:
@@ -88,31 +88,38 @@ def check_layer_memory(
         else:
             faults = _scores(model, square, shapes, lengths)
             if not faults:
-                detail = f"{', '.join([*square][:5])} may be square in the length, or as wide by chance"
+                detail = f"{', '.join([*square][:5])} may be n × n, or have two equal sizes by chance"
                 return not_proven(detail)
     if faults:
         return failed(_square(faults))
     if not lengths:
         return not_proven(f"which size is the sequence length is not known; {_nodes(len(different))}")
+    why = unjudged(model, shapes)
+    if why:
+        return not_proven(why)
     sizes = ", ".join(map(str, sorted(lengths)[:5]))
     return passed(f"no n × n tensor (n = {sizes}); {_nodes(len(different))}", tensors=len(shapes))
 
 
-def _dynamic_memory(shapes: Mapping[str, tuple[int | str, ...]], axes: Collection[str], different: int) -> CheckRecord:
-    """Look for tensors with two dimensions that grow with one of the axes, by the expressions of their dimensions."""
+def _dynamic_memory(
+    shapes: Mapping[str, tuple[int | str, ...]], axes: Collection[str], different: int, unknown: str
+) -> CheckRecord:
+    """Look for tensors with two dimensions that grow with one of the axes, by the expressions of their dimensions.
+
+    Args:
+        shapes: of all tensors.
+        axes: that may count positions.
+        different: number of distinct attention nodes.
+        unknown: what cannot be judged, as `unjudged` says it.
+    """
     growing = {name: [size for size in shape if _grows(size, axes)] for name, shape in shapes.items()}
-    faults = [
-        name for name, sizes in growing.items() if any(sum(_grows(x, [axis]) for x in sizes) > 1 for axis in axes)
-    ]
+    faults = [name for name, sizes in growing.items() if any(_degree(sizes, axis) > 1 for axis in axes)]
     if faults:
         return failed(_square(faults))
     if not any(growing.values()):
         return not_proven(f"no tensor has the dynamic axis {', '.join(axes)}, so nothing was measured")
-    unknown = [name for name, shape in shapes.items() if _unknown(shape) and (growing[name] or _unknown(shape) > 1)]
     if unknown:
-        return not_proven(
-            f"the size of {len(unknown)} tensor(s) is not known before the file runs: {', '.join(unknown[:3])}"
-        )
+        return not_proven(unknown)
     named = ", ".join(f"n = {axis}" for axis in axes)
     return passed(f"no n × n tensor ({named}); {_nodes(different)}", tensors=len(shapes))
 
@@ -124,9 +131,11 @@ def _grows(size: int | str, axes: Collection[str]) -> bool:
     return any(re.search(rf"(?<!\w){re.escape(axis)}(?!\w)", size) for axis in axes)
 
 
-def _unknown(shape: tuple[int | str, ...]) -> int:
-    """Count the dimensions that are neither numbers nor expressions of named axes of the inputs."""
-    return sum(size == UNKNOWN for size in shape)
+def _degree(sizes: Iterable[int | str], axis: str) -> int:
+    """Return how many dimensions grow with an axis; one that holds its square counts twice."""
+    name = rf"(?<!\w){re.escape(axis)}(?!\w)"
+    squared = re.compile(rf"{name}\s*\*\*|{name}\s*\*\s*{name}")
+    return sum(2 if squared.search(str(size)) else 1 for size in sizes if _grows(size, [axis]))
 
 
 def _square(faults: Sequence[str]) -> str:
@@ -156,7 +165,7 @@ def check_growth(
         if isinstance(growth, str):
             fixed.append(growth)
             continue
-        # The first axis of an input may count sequences, and where lengths are known, others are none.
+        # The first axis of an input may count sequences; if lengths are known, other axes are not lengths.
         if growth.size not in lengths if lengths else growth.axis.startswith("axis 0 "):
             continue
         sequences.append(growth)
@@ -166,6 +175,9 @@ def check_growth(
     if sequences:
         most = max(per_position(growth, model) for growth in sequences)
         sizes = ", ".join(f"{growth.size} → {growth.other} for {growth.axis}" for growth in sequences)
+        why = unjudged(model, shapes)
+        if why:
+            return not_proven(why)
         detail = f"no n × n tensor, measured with n = {sizes}; at most {most:,} elements a position"
         return passed(detail, tensors=len(shapes))
     if lengths:
@@ -175,12 +187,12 @@ def check_growth(
     scores = _scores(model, square, shapes, given)
     if scores:
         return failed(_square(scores))
-    why = f"the module takes {', '.join(fixed) or 'its inputs'} at one size only, so growth cannot be measured"
+    why = f"the module accepts {', '.join(fixed) or 'its inputs'} at one size only, so growth cannot be measured"
     return not_proven(f"{why}; {len(square)} tensor(s) may be n × n" if square else why)
 
 
 def _at_some_length(probe: NodeProbe) -> NodeProbe:
-    """Return the probe; if its length is dynamic, at a length that its window does not cover."""
+    """Return the probe; if its length is dynamic, at a length larger than its window."""
     geometry, block = probe.geometry, int(probe.attributes["query_block"])
     some = 2 * block if geometry.sees_all else geometry.keys_per_window + 2 * geometry.window_size
     return probe if probe.length else replace(probe, length=some + 1)

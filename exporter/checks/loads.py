@@ -1,4 +1,4 @@
-"""Check: ONNX's full checker accepts the file and onnxruntime loads it."""
+"""Check that ONNX's full checker accepts the file and onnxruntime loads it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ...core.documents.sidecar import CheckRecord
 from ...core.error_texts import first_line
-from ...runtime.ort.session import open_file
+from ...runtime.backends.onnxruntime.session import open_file
 from .checked_file import CheckedFile
 from .outcome import failed, passed
 
 
 def check_model(path: Path) -> CheckRecord:
-    """Run ONNX's full checker with shape inference; on the path, so that external data is found."""
+    """Run ONNX's full checker with shape inference; give it the path, so that it finds external data."""
     import onnx
 
     try:

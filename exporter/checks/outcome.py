@@ -1,4 +1,4 @@
-"""The four outcomes of a check; the table of checks adds the check's name.
+"""Make records of the four outcomes of a check; the table of checks adds the check's name.
 
 A check that met nothing to check is `not_proven` or `skipped`, with the reason, and never `passed`.
 """
@@ -11,7 +11,7 @@ Figure = float | int | str
 
 
 def passed(detail: str, **figures: Figure) -> CheckRecord:
-    """Return the record of a check that looked at something and found no fault."""
+    """Return the record of a check that ran and found no fault."""
     return CheckRecord(name="", status="passed", detail=detail, figures=figures)
 
 
@@ -21,7 +21,7 @@ def failed(detail: str, **figures: Figure) -> CheckRecord:
 
 
 def not_proven(reason: str, **figures: Figure) -> CheckRecord:
-    """Return the record of a check that ran and could not decide, or found nothing to look at."""
+    """Return the record of a check that could not decide, or had nothing to check."""
     return CheckRecord(name="", status="not proven", detail=reason, figures=figures)
 
 

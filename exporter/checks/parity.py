@@ -1,4 +1,4 @@
-"""Check: the file's outputs equal the reference's, on inputs as in use or over a sweep of sizes.
+"""Check that the file's outputs equal the reference's, on realistic inputs or over a sweep of sizes.
 
 The reference is the float64 one of a checkpoint, or the module as the user wrote it, run by PyTorch: in float64 where
 it runs so, so that the difference is the file's own error, else in fp32.
@@ -69,6 +69,7 @@ def check_parity(
         sample = reference.sample(inputs.arrays)
         if first_run is not None and not first_run and not judged.session.watched:
             first_run.update(inputs=inputs.arrays, outputs=outputs)
+        del outputs, expected  # before the next ones are made: logits of a large vocabulary are large
         found += [(inputs.name, comparison) for comparison in comparisons]
     windows = source.shapes.seq_len / source.window_size
     detail = f"{judged.describe()}, {windows:.3g} windows"
@@ -82,7 +83,7 @@ def check_parity(
 def _static_sets(
     judged: Judged, source: SourceModel, specs: Sequence[TensorSpec], seeds: Sequence[int], *, few: bool
 ) -> Iterator[InputSet]:
-    """Yield the inputs of a file of fixed sizes: random ones where they count, then rows as in use; few: one row."""
+    """Yield the inputs of a file of fixed sizes: random inputs if they count, then realistic rows; few: one row."""
 
     def drawn(seed: int) -> Arrays:
         return random_inputs(specs, seed, token_limit=source.token_limit)
@@ -100,7 +101,7 @@ def _static_sets(
     together = 1 if judged.judges_alone else batch
     fitting = min(MOST_WORK // weights, MOST_TOKENS) // (length * batch)
     most = 1 if few else max(len(seeds), min(len(whole) // together, fitting))
-    # After the first row those that begin in another way and those that are padded, which show what others do not.
+    # After the first row, rows that begin in another way and padded rows, which can show other faults.
     ordered = sorted(whole[1:], key=lambda row: not (row.opened or row.before or row.after))
     chosen = [whole[0], *ordered][: most * together]
     for place in range(0, len(chosen), together):
@@ -159,13 +160,16 @@ def check_input_sets(
         try:
             comparisons = compare(candidate, reference, inputs.arrays, tolerance, expected=expected).comparisons
         except UsageError as error:
-            raise CheckFailed(f"The file refuses what the module takes: {inputs.name}.", why=error.what) from error
+            raise CheckFailed(
+                f"The file refuses inputs that the module accepts: {inputs.name}.", why=error.what
+            ) from error
         judged.refuse_overflow(inputs.name, inputs.arrays)
         judged.count(inputs, reference.inputs or judged.session.inputs)
         found += [(inputs.name, comparison) for comparison in comparisons]
         alone |= {inputs.name} if inputs.alone else set()
         if meter is not None:
             meter.take(reference, inputs.arrays, expected)
+        del expected  # before the next one is made: logits of a large vocabulary are large
     if not found:
         return not_proven("no inputs were compared")
     detail = f"{judged.describe()}, in {len(ran)} sets of inputs, worst at {worst_of(found, tolerance)[0]}"
@@ -173,8 +177,8 @@ def check_input_sets(
     detail, status = record.detail, record.status
     if refused:
         unknown = bounded([name for name, _ in refused], 8)
-        why = f"which the reference itself refuses ({refused[0][1]})"
-        detail = f"equal at {bounded(ran, 8)}; not known at {unknown}, {why}; {detail}"
+        why = f"which the reference refuses ({refused[0][1]})"
+        detail = f"equal at {bounded(ran, 8)}; not compared at {unknown}, {why}; {detail}"
         status = "not proven" if status == "passed" else status
     if status == "failed":
         judge = beside(tolerance, record.baseline)
@@ -205,7 +209,7 @@ def parity_record(
         tolerance: the criterion.
         detail: which inputs were compared.
         meter: the meter of the untouched module, after its last inputs.
-        alone: names of the inputs that are judged alone as well.
+        alone: names of the inputs that are also judged separately.
         figures: more figures for the record.
     """
     baseline = None if meter is None else meter.result()

@@ -1,4 +1,4 @@
-"""One attention node of a written file, alone in a model of its own with its ONNX function."""
+"""Run one attention node of a written file in a separate model with its ONNX function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeVariant, geometry_of
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedVariant
 from ...core.tensors import TensorSpec
-from ...runtime.ort.session import open_bytes
+from ...runtime.backends.onnxruntime.session import open_bytes
 from ...runtime.session import Session
 
 _ELEMENT = {
@@ -66,7 +66,7 @@ class NodeProbe:
 
     @property
     def for_one_length(self) -> bool:
-        """Whether the ONNX function computes the blocks in parts, which fit the node's own length only."""
+        """Whether the ONNX function computes the blocks in parts, which fit only the node's own length."""
         return any(node.op_type == "Split" for function in self._functions for node in function.node)
 
     @property
@@ -123,7 +123,7 @@ class NodeProbe:
                 extra = [name for name in node.output if name and name not in known]
                 inlined.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
         session = open_bytes(inlined.SerializeToString(), provider="cpu")
-        # The session's own element types, because it takes bf16 as float32.
+        # The session's own element types, because its bf16 inputs are float32.
         arrays = {x.name: np.ones([int(size) for size in x.shape], dtype=x.dtype) for x in session.inputs}
         outputs: dict[str, NDArray[Any]] = session.run(arrays)
         return {name: value.shape[1:] if name in rounds else value.shape for name, value in outputs.items()}

@@ -1,4 +1,4 @@
-"""Check: no tensor of the graph has two dimensions of the sequence length.
+"""Check that no tensor of the graph has two dimensions of the sequence length.
 
 The graph's own tensors are checked by their recorded shapes, those inside the attention node's ONNX function by the
 shapes that onnxruntime computes. A model may be as wide as the sequence is long: then the graph is traced at another
@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 import onnx
 
 from ...core.documents.sidecar import CheckRecord
-from ...onnx_graph.graph_values import all_graphs
 from ..source.source_model import SourceModel
+from .growth import all_shapes, unjudged
 from .outcome import failed, not_proven, passed, skipped
 from .probe import probes
 
@@ -28,7 +28,7 @@ _MADE_FOR = re.compile(r"(?<=\.by_length)\.\d+(?=\.)")
 
 
 class Taken(NamedTuple):
-    """Sizes that another length should not equal, because a tensor might have them by chance.
+    """Collect sizes that another length should not equal, because a tensor might have them by chance.
 
     Args:
         graph: the sizes of all tensors of the graph.
@@ -51,9 +51,9 @@ def check_quadratic_memory(
     """
     length, window = source.shapes.seq_len, source.window_size
     if source.shapes.full_mask:
-        return skipped(f"you asked for a mask of {length} × {length}")
+        return skipped(f"the requested mask is {length} × {length}")
     if length <= window:
-        detail = f"a sequence of {length} fits in one window of {window}, whose scores are n × n in any case"
+        detail = f"a sequence of {length} fits in one window of {window}, so the scores are n × n anyway"
         return not_proven(detail)
     shapes, alone = graph_shapes(model), probes(model)
     lengths = {length} | {probe.length for probe in alone}  # a node's input may be padded
@@ -71,18 +71,17 @@ def check_quadratic_memory(
     if suspects:
         detail = f"{len(suspects)} tensor(s) are n × n (n = {length}): {', '.join(suspects[:5])}"
         return failed(detail)
+    unknown = unjudged(model)
+    if unknown:
+        return not_proven(unknown)
     detail = f"no n × n tensor (n = {length}); at most {-(-largest // length):,} elements a position"
     return passed(detail, largest_elements=largest, tensors=len(shapes))
 
 
 def graph_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Return the shapes of all tensors of a model and its subgraphs, by name."""
-    shapes: dict[str, Shape] = {}
-    for graph in all_graphs(model.graph):
-        values = (*graph.value_info, *graph.input, *graph.output)
-        shapes |= {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
-        shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    return shapes
+    """Return the shapes of all tensors of a model and its subgraphs, by name; dimensions that are no numbers as 0."""
+    shapes = all_shapes(model).items()
+    return {name: tuple(size if isinstance(size, int) else 0 for size in shape) for name, shape in shapes}
 
 
 def is_square(shape: Iterable[int], lengths: set[int]) -> bool:
@@ -140,6 +139,6 @@ def still_square(
 
 
 def _left(shape: tuple[int | str, ...], lengths: set[int], shapes: set[Shape]) -> bool:
-    """Return whether a shape is among others as it is, or with one of these lengths in one place."""
+    """Return whether a shape is among others, as it is or with one dimension replaced by one of these lengths."""
     changed = ((*shape[:place], size, *shape[place + 1 :]) for place in range(len(shape)) for size in lengths)
     return any(other in shapes for other in (shape, *changed))

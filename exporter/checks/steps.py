@@ -1,4 +1,4 @@
-"""Check: a step file, called again and again from an empty cache, equals the float64 reference at every position.
+"""Check that a step file, called repeatedly from an empty cache, equals the float64 reference at every position.
 
 The reference reads the whole sequence at once and has no cache. The sequence is several windows longer than the ring,
 so that every slot is overwritten and a lost or stale key would change the output. Chunk files are compared in the same
@@ -23,7 +23,7 @@ from ...runtime.parity.inputs import WINDOWS_BEYOND, InputSet
 from ...runtime.parity.runner import StepRunner
 from ...runtime.session import Arrays, Session
 from ...runtime.text_inputs.rows import token_names
-from ..models.family import ShapeRequest
+from ..options import ShapeRequest
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from ..source.step_source import StepSource
@@ -32,7 +32,7 @@ from .parity import baseline_meter, parity_record
 
 # Number of single tokens after the chunks.
 _AFTER_CHUNKS = 32
-# Tokens of a short sequence, of one that goes on after a chunk, and how many sequences are as long as that.
+# Tokens of a short sequence, of one that continues after a chunk, and the number of sequences of that length.
 _SHORT, _FEW, _ROWS = 48, 16, 16
 
 
@@ -64,7 +64,7 @@ def check_step_parity(
     found: list[tuple[str, Comparison]] = []
     alone: set[str] = set()
     for inputs in _sequences(judged, source, whole, dtype, goes_on=then is not None):
-        size = next(iter(inputs.arrays.values())).shape[source.form.length_axis]
+        size = next(iter(inputs.arrays.values())).shape[source.family.length_axis]
         singles = None if then is None else min(_AFTER_CHUNKS, size - source.chunk)
         candidate = step_runner(judged.session, source, dtype, then, singles)
         at = whole if size == length else whole.resized(seq_len=size)
@@ -78,12 +78,13 @@ def check_step_parity(
             meter.take(reference, inputs.arrays, compared.expected)
         found += [(inputs.name, comparison) for comparison in compared.comparisons]
         alone |= {inputs.name} if inputs.alone else set()
+        del compared  # before the next ones are made: logits of a large vocabulary are large
     ring = source.slots
     wrapped = (length - ring) / whole.window_size
-    detail = f"{judged.describe()}, {length} positions, {wrapped:.3g} windows beyond the ring's {ring} slots"
+    detail = f"{judged.describe()}, {length} positions, {wrapped:.3g} windows past the ring's {ring} slots"
     if wrapped <= 0:
-        detail = f"{judged.describe()}, {length} positions, all that the model has; the ring of {ring} slots is never "
-        detail += "full, which proves nothing about it"
+        detail = f"{judged.describe()}, {length} positions, the model's maximum; the ring of {ring} slots never gets "
+        detail += "full, so its wrap-around was not tested"
     record = parity_record(found, ReferenceRunner(whole, dtype), tolerance, detail, meter, alone)
     unproven = wrapped <= 0 and record.status == "passed"
     return record.model_copy(update={"status": "not proven"}) if unproven else record
@@ -92,7 +93,7 @@ def check_step_parity(
 def _sequences(
     judged: Judged, source: StepSource, whole: SourceModel, dtype: str, *, goes_on: bool
 ) -> Iterator[InputSet]:
-    """Yield the sequences to feed: one that fills the ring again and again, then short ones as in use."""
+    """Yield the sequences to feed: one that wraps around the ring several times, then short realistic ones."""
     specs, limit, mask = whole.inputs(dtype), whole.token_limit, whole.family.key_mask
     length, chunk = whole.shapes.seq_len, source.chunk
 
@@ -107,7 +108,7 @@ def _sequences(
         yield InputSet("", long)
         return
     yield InputSet("the longest row", judged.filled(long, specs, 0), alone=judged.judges_alone)
-    if whole.family.sequence_axis not in (-2, 1) or source.form.length_axis != 1:
+    if whole.family.sequence_axis not in (-2, 1) or source.family.length_axis != 1:
         return
     multiple = 1 if goes_on or chunk == 1 else chunk
     most = min(length, max(chunk + _FEW, _SHORT) if chunk > 1 else _SHORT)
@@ -154,8 +155,8 @@ def whole_sequence(source: StepSource, goes_on: bool = False, beyond: int = WIND
 
     Args:
         source: the step or chunk file.
-        goes_on: single tokens follow the chunks; else the length is a multiple of the chunk.
-        beyond: so many windows beyond the ring.
+        goes_on: single tokens follow the chunks; otherwise the length is a multiple of the chunk.
+        beyond: number of windows beyond the ring.
     """
     own = source.source
     length = max(source.slots + beyond * own.window_size, 2 * source.chunk)

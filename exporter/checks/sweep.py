@@ -1,4 +1,4 @@
-"""The checks of a file with dynamic sizes.
+"""Check a file with dynamic sizes.
 
 Parity is compared over a sweep of lengths around the multiples of the window, because between the multiples upstream
 pads, and a length that was traced as a constant would be wrong.
@@ -28,9 +28,9 @@ from .judged import MOST_WORK, Judged, most_tokens
 from .layers import check_layer_memory
 from .parity import baseline_meter, check_input_sets
 
-# A few tokens may all be such that rounding decides their experts; then others are drawn.
+# If rounding decides the experts of all of a few tokens, other tokens are drawn.
 _DRAWS = 8
-# Tokens of a sequence on which other batch sizes are tried, where the reference takes long.
+# Tokens of a sequence for other batch sizes, if the reference is slow.
 _FEW = 16
 
 
@@ -39,7 +39,7 @@ def check_sweep(
 ) -> CheckRecord:
     """Compare a written file with the float64 reference on rows as in use, and over a sweep of sizes.
 
-    Quick checks compare on the longest row alone.
+    Quick checks compare only on the longest row.
     """
     reference = ReferenceRunner(source, dtype, axes)
     meter = baseline_meter(source, dtype, tolerance)
@@ -49,13 +49,13 @@ def check_sweep(
     hidden = [window for window in source.windows if not window.sees_all and not shows(window, longest)]
     if SEQUENCE in axes and hidden and record.status == "passed":
         widest = max(window.backward_reach for window in hidden) + 1
-        detail = f"no sequence is longer than a window: {longest} tokens fit into {widest}; {record.detail}"
+        detail = f"no compared sequence is longer than a window ({longest} tokens, {widest} keys); {record.detail}"
         record = record.model_copy(update={"status": "not proven", "detail": detail})
     return record
 
 
 def shows(window: WindowGeometry, length: int) -> bool:
-    """Return whether a window shows: a query does not see the first token, and if not causal one not the last."""
+    """Return whether a sequence shows the window: a query does not see the first token, or the last if not causal."""
     first, end = window.visible_interval(np.arange(length), length)
     return bool(first.any()) and (window.causal or bool((end < length).any()))
 
@@ -101,7 +101,7 @@ def rows_of_checkpoint(
     specs = ReferenceRunner(source, dtype, axes).inputs
     window = source.window_size
     length = source.shapes.seq_len
-    if source.family.longest_compared(source.args) is not None:  # rows do not depend on what a window hides
+    if source.family.longest_compared(source.args) is not None:  # a window does not matter for the independence of rows
         length = min(length, max(_edges(source)))
     lengths = [length] if quick else [length, max(1, length // 2 // window) * window]
     sizes = {BATCH: 2} | ({SEQUENCE: length} if SEQUENCE in axes else {})
@@ -113,7 +113,7 @@ def rows_of_checkpoint(
 
 
 def _rows_of_use(judged: Judged, reference: ReferenceRunner) -> Iterator[InputSet]:
-    """Yield rows as in use, one at a time, where a call may take one of any length."""
+    """Yield realistic rows, one at a time, if a call may take one of any length."""
     source, specs = reference.source, reference.inputs
     names = {size for spec in specs for size in spec.shape if isinstance(size, str)}
     if SEQUENCE not in names:
@@ -157,7 +157,7 @@ def _input_sets(judged: Judged, reference: ReferenceRunner, axes: Sequence[str])
 
 
 def _edges(source: SourceModel) -> set[int]:
-    """List the lengths at which the windows begin to show: as many tokens as a query sees, and one more."""
+    """List the lengths around which the windows begin to show: the number of tokens a query sees, and one more."""
     windows = [window for window in source.windows if not window.sees_all]
     spans = [w.backward_reach + 1 + w.forward_reach if w.exact_windowsize else w.keys_per_window for w in windows]
     return {n for span in spans for n in (span, span + 1)}
@@ -180,9 +180,9 @@ def _pad(mask: NDArray[np.int64], *, left: bool) -> None:
 
 
 def _positions(mask: NDArray[np.int64], seed: int, longest: int) -> NDArray[np.int64]:
-    """Draw positions: of the first sequence with gaps, which a file that counts itself would miss, of others without.
+    """Draw positions: with gaps in the first sequence, to find files that ignore this input; without gaps in others.
 
-    Those count from a sequence's first token that is no padding, as transformers' own generation counts them.
+    Positions count from a sequence's first token that is not padding, as in transformers' generation.
     """
     found: NDArray[np.int64] = np.maximum(mask.cumsum(axis=1) - 1, 0)
     length = mask.shape[1]

@@ -1,4 +1,4 @@
-"""The table of checks: what is checked before a file is published, in this order.
+"""Define the table of checks that run, in this order, before a file is published.
 
 A check of every export is a file in this folder and a row here. Its function takes the written file (`CheckedFile`) and
 returns one of the outcomes in `outcome.py`.
@@ -24,8 +24,8 @@ EXPORTS: frozenset[Kind] = frozenset({"checkpoint", "steps", "module"})
 SEQUENCES: frozenset[Kind] = frozenset({"checkpoint", "module"})
 CONVERSIONS: frozenset[Kind] = frozenset({"convert"})
 
-QUICK = "not run, as the quick checks were asked for"
-_BEFORE = "seen before the functions were inlined"
+QUICK = "not run in the quick checks"
+_BEFORE = "checked before the functions were inlined"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Check:
     where: Callable[[Any], bool] = lambda file: True
 
     def applies(self, file: CheckedFile) -> bool:
-        """Return whether the check is made of a file, or would be without the quick checks."""
+        """Return whether the check applies to a file, ignoring quick checks."""
         return file.kind in self.applies_to and self.where(file)
 
     def record(self, file: CheckedFile) -> CheckRecord:
@@ -63,7 +63,7 @@ class Check:
         if self.of_nodes and file.rewritten and found.status != "skipped":
             found = found.model_copy(update={"detail": f"{found.detail}; {_BEFORE}"})
         if found.status == "failed" and self.accepted_by and getattr(file.options, self.accepted_by):
-            found = skipped(f"allowed: {found.detail}").model_copy(update={"figures": found.figures})
+            found = skipped(f"accepted: {found.detail}").model_copy(update={"figures": found.figures})
         return self._named(found)
 
     def _named(self, record: CheckRecord) -> CheckRecord:
@@ -71,7 +71,7 @@ class Check:
 
 
 def _of_kind(method: Callable[[Any], CheckRecord | None]) -> Callable[[Any], CheckRecord]:
-    """Return a function that calls the method of this name of a file's own kind."""
+    """Return a function that calls this method of a file."""
     return methodcaller(method.__name__)
 
 

@@ -1,4 +1,4 @@
-"""Check: every integer of the graph fits 32 bits, for runtimes that compute ONNX's int64 in 32 bits silently."""
+"""Check that every integer of the graph fits in 32 bits, for runtimes that silently compute int64 in 32 bits."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def check_wide_integers(
     known = {name: limit for name, limit in limits.items() if limit is not None}
     found = IntegerRanges(onnx.inliner.inline_local_functions(model), folder, known, sizes or {})
     if found.beyond:
-        detail = f"a runtime that computes int64 in 32 bits would be wrong without an error: {_few(found.beyond)}"
+        detail = f"a runtime that computes int64 in 32 bits would silently give wrong results: {_few(found.beyond)}"
         return failed(detail)
     if found.unknown:
-        detail = f"the range of some integers is not known, so int32 may be too small: {_few(found.unknown)}"
+        detail = f"the range of some integers is unknown, so int32 may be too small: {_few(found.unknown)}"
         return not_proven(detail)
     at = f" at {' '.join(f'{axis}={size}' for axis, size in sizes.items())}" if sizes else ""
     if not found.count:
@@ -49,7 +49,7 @@ def dynamic_sizes(axes: Sequence[str], longest: int) -> dict[str, int]:
 
 
 def token_limits(inputs: Sequence[TensorSpec], limit: int | None, length: int) -> dict[str, int | None]:
-    """Return the limit of each integer input, by name: of tokens the vocabulary, of positions the longest sequence."""
+    """Return each integer input's limit, by name: the vocabulary for tokens, the longest sequence for positions."""
     return {spec.name: length if spec.name == POSITION_IDS else limit for spec in inputs if "int" in spec.dtype}
 
 

@@ -1,4 +1,4 @@
-"""Check: the window. A key just inside a query's window changes its output; a key outside does not.
+"""Check the window: a key just inside a query's window changes its output; a key outside does not.
 
 The most common silent fault of other exporters is a lost window: validated at a length that fits in one window, a file
 that attends to everything looks right. Here every different attention node of the written file is run alone, and then
@@ -35,7 +35,7 @@ LONG = 2048
 
 @dataclass
 class Findings:
-    """What the probes found.
+    """Collect what the probes found.
 
     Args:
         boundaries: number of boundaries that were tried.
@@ -73,25 +73,25 @@ def check_window(
         source: the model it was exported from.
         dtype: "fp32" or "fp16".
         first_run: "inputs" and "outputs" of an earlier run of the session, used if the inputs are the same as here.
-        nodes_only: check the attention nodes only: in dynamic int8 every token influences the scales of all tokens.
+        nodes_only: check the attention nodes only: in dynamic int8 the scales depend on every token tokens.
     """
     findings = Findings()
     different = probes(model)
     for probe in different:
         check_node_window(probe, findings)
-    # A run of a long sequence takes seconds, so only two are made.
+    # A run on a long sequence takes seconds, so there are only two runs.
     whole = check_model_window if source.shapes.seq_len > LONG and source.geometry is not None else _check_model
     if nodes_only:
-        through = "the whole model was not tested: in dynamic int8 every token influences the scales of all"
+        through = "the whole model was not tested: in dynamic int8 the scales depend on every token"
     elif source.token_limit == 1:
-        through = "the whole model was not tested: with a vocabulary of one token nothing can be changed"
+        through = "the whole model was not tested: with a vocabulary of one token no input can be changed"
     else:
         through = whole(session, source, findings, first_run or {})
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     if findings.faults:
         return failed("; ".join(findings.faults[:3]), **figures)
     if source.geometry is None:
-        detail = f"the layers have no window, every key has weight; {through}"
+        detail = f"the layers have no window: every key has weight; {through}"
         return passed(detail, **figures) if findings.boundaries else skipped(detail)
     if not different and nodes_only:
         return not_proven("the file has no windowed attention, so there was no window to check", **figures)
@@ -100,12 +100,12 @@ def check_window(
     if not (findings.back and findings.ahead):
         reach = max(source.geometry.backward_reach, source.geometry.forward_reach) + source.geometry.window_size
         why = f"a sequence of {source.shapes.seq_len} fits in one window, so its edges could not be tested"
-        return not_proven(f"{why}; export with {reach + 1} or more tokens to prove them", **figures)
+        return not_proven(f"{why}; export with {reach + 1} or more tokens to test them", **figures)
     return passed(f"{edges_hold(findings.boundaries, len(different))}; {through}", **figures)
 
 
 def edges_hold(boundaries: int, nodes: int) -> str:
-    """Say that the edges of windows that were tried are where they must be.
+    """Say that all tested window edges are correct.
 
     Args:
         boundaries: how many were tried.
@@ -181,16 +181,16 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
         seen = first
         while seen < query and difference(np.array([seen])) == 0:
             seen += max(1, (query - seen) // 4)
-        findings.expect(seen < query or first == query, f"the model: query {query} sees nothing before itself")
+        findings.expect(seen < query or first == query, f"the model: query {query} sees no earlier token")
         tokens = f"tokens {seen}–{query} and on nothing earlier"
         if seen != first:  # the edge of the receptive field has less influence than fp32 resolves
-            tokens = f"tokens {seen}–{query}, and on none before {first}"
+            tokens = f"tokens {seen}–{query}, and on nothing before {first}"
         sentence = f"through {depth} layer(s) query {query} depends on {tokens}"
     return sentence
 
 
 class _WholeModel:
-    """The first output of a whole file, and the same with other tokens or vectors at some positions.
+    """Compute the first output of a file, also with other tokens or vectors at some positions.
 
     Args:
         session: the written file.
@@ -232,7 +232,7 @@ def check_model_window(
 ) -> str:
     """Check the whole model by changing one window of tokens and comparing every output.
 
-    Of a sequence shorter than two windows half is changed. Outputs before and behind whose receptive field has none of
+    In a sequence shorter than two windows, half is changed. Outputs before and behind whose receptive field has none of
     the changed tokens must stay equal bit for bit; the output at the last changed token must change.
     """
     length, depth, axis = source.shapes.seq_len, source.depth, source.family.sequence_axis
@@ -244,7 +244,7 @@ def check_model_window(
     start = int(starts[np.lexsort((before + behind, np.minimum(before, behind)))[-1]])
     end = start + size
     keys = np.arange(start, end)
-    release_memory()  # memory kept from the runs of single nodes
+    release_memory()  # memory that the runs of single nodes left
     whole = _WholeModel(session, source, first_run)
     rows = np.moveaxis(whole.changed(keys) != whole.output, axis, 0).reshape(length, -1).any(axis=1)
     touched = (low < end) & (high > start)
@@ -255,7 +255,7 @@ def check_model_window(
                 not len(wrong),
                 f"the model: query {wrong[:1]} {name} [{start}, {end}) sees tokens it must not",
             )
-    findings.expect(bool(rows[keys[-1]]), f"the model: query {keys[-1]} does not see itself and those before it")
+    findings.expect(bool(rows[keys[-1]]), f"the model: query {keys[-1]} does not see itself and earlier tokens")
     reached = np.flatnonzero(rows)
     may = f"only {np.argmax(touched)}–{np.flatnonzero(touched)[-1]} may change"
     changed = f"changing tokens {start}–{end - 1} changed queries {reached[0]}–{reached[-1]}"

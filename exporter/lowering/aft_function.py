@@ -28,7 +28,7 @@ from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE, HIDDEN_KEY, LOWEST_KEY, Af
 from ...core.nodes.attention import PLUGIN_ATTRIBUTES
 from .function_parts import FIRST_INT64, LAST_INT64, define, integers, real
 
-# Products with fewer keys are not worth a call.
+# Products with fewer keys are slower than sums.
 _SMALLEST_BLOCK = 8
 # By whether a node is causal: keys of one part in bytes, the least number of parts, and the fewest channels of a part.
 # Only one part's tensors are in memory at a time, near the cache. Causal nodes have more of them.
@@ -39,7 +39,7 @@ _FEWEST_CHANNELS = {True: 8, False: 32}
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The sizes that decide a function's structure; it serves every node up to these.
+    """The sizes that determine a function's structure; it serves every node up to these sizes.
 
     Args:
         block: positions of a block, a power of two above the reach of every node's biases.
@@ -55,7 +55,7 @@ class _Sizes:
 
 
 def _sizes(variant: AftVariant, nodes: Sequence[ir.Node]) -> _Sizes:
-    """Return sizes that serve all of these nodes.
+    """Return sizes that are large enough for all of these nodes.
 
     Raises:
         ValueError: a node's biases have no static shape.
@@ -80,7 +80,7 @@ def _sizes(variant: AftVariant, nodes: Sequence[ir.Node]) -> _Sizes:
 
 
 def _shape(node: ir.Node, index: int) -> list[int] | None:
-    """Return the shape of an input; None where it is not static."""
+    """Return the shape of an input; None if it is not static."""
     value = node.inputs[index]
     if value is None or value.shape is None:
         return None
@@ -89,7 +89,7 @@ def _shape(node: ir.Node, index: int) -> list[int] | None:
 
 
 def _width(node: ir.Node) -> int | None:
-    """Return the number of channels of all sequences of a node; None where it is dynamic."""
+    """Return the number of channels of all sequences of a node; None if it is dynamic."""
     shape = _shape(node, 1)
     return None if shape is None else math.prod(shape[1:])
 
@@ -120,7 +120,7 @@ def _reversed(op: Any, x: Any) -> Any:
 
 
 class _Biases:
-    """The biases as weights of products, from `position_bias` with rows up to a multiple of the block."""
+    """Turn the biases into weights of products, from `position_bias` with rows padded to a multiple of the block."""
 
     def __init__(self, op: Any, variant: AftVariant, block: int, bias: Any, missing: Any) -> None:
         columns = op.Shape(bias, start=1, end=2)
@@ -128,7 +128,7 @@ class _Biases:
         self._reach = op.Sub(columns, one)
         if not variant.causal:
             self._reach = op.Div(self._reach, integers(op, 2))
-        # The squares reach two blocks back, and as far forward where there are later keys.
+        # The squares reach two blocks back, and as far forward if there are later keys.
         self._margin = 2 * block
         zero, margin = integers(op, 0), integers(op, self._margin)
         self._wide = op.Pad(bias, op.Concat(zero, margin, missing, zero if variant.causal else margin, axis=0))

@@ -11,11 +11,11 @@ not see: `[block, keys]` for the window, the same for all blocks, and `[blocks, 
 sequence and masked keys. The two are added to each other before they are added to the scores, which have every head:
 one pass over the largest tensor instead of two.
 
-Facts about all nodes that share the function, such as the layout and length of static files, save work
-(`attention_facts.py`). If the sequence is no longer than a block's keys, every block takes all of them and nothing is
-gathered. Long sequences are computed in parts, some blocks at a time, so that only one part's gathered keys and scores
-are in memory at a time, and near the cache. Parts that see no position outside the sequence need only the window's
-bias. None of this changes a result by a bit.
+Common properties of all nodes that share the function, such as the layout and length of static files, save work
+(`function_properties.py`). If the sequence is no longer than a block's keys, every block takes all of them and nothing
+is gathered. Long sequences are computed in parts, some blocks at a time, so that only one part's gathered keys and
+scores are in memory at a time, and near the cache. Parts that see no position outside the sequence need only the
+window's bias. None of this changes a result by a bit.
 
 It computes in fp32 whatever the inputs' dtype, as the kernels do with their scores: rounding scores to fp16 was the
 largest error of an fp16 file, and on the CPU fp16 is slower, not faster.
@@ -32,8 +32,8 @@ import onnx_ir as ir
 
 from ...core.nodes.attention import LOWEST_BIAS, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
 from ...core.nodes.grouped import GroupedVariant
-from .attention_facts import FunctionFacts, Part, facts_of
 from .function_parts import attribute, define, integers, real
+from .function_properties import FunctionProperties, Part, properties_of
 
 # The bias of a masked key: far below `LOWEST_BIAS`, so that a masked key has no weight beside a kept one whatever the
 # kept one's bias is. Finite, so that no row becomes NaN.
@@ -137,9 +137,9 @@ def _xpos_scale(op: Any, span: Span, head_dim: Any, offset: Any, sign: float) ->
     return op.Pow(zeta, op.Div(distance, attribute(op, "xpos_scale_base")))
 
 
-def heads_first(op: Any, x: Any, facts: FunctionFacts) -> Any:
+def heads_first(op: Any, x: Any, properties: FunctionProperties) -> Any:
     """Transpose a tensor in the node's layout to `[B, H, N, D]`, or back."""
-    return x if facts.heads_first else op.Transpose(x, perm=ir.RefAttr("perm", "perm", ir.AttributeType.INTS))
+    return x if properties.heads_first else op.Transpose(x, perm=ir.RefAttr("perm", "perm", ir.AttributeType.INTS))
 
 
 def without_masked(op: Any, mask: Any, key: Any, value: Any) -> tuple[Any, Any]:
@@ -158,18 +158,18 @@ def _with_zero_row(op: Any, x: Any) -> Any:
     return op.Concat(op.Reshape(x, op.Concat(integers(op, -1), width, axis=0)), zeros, axis=0)
 
 
-def _body(variant: NodeVariant, facts: FunctionFacts) -> Any:
+def _body(variant: NodeVariant, properties: FunctionProperties) -> Any:
     """Return the Python function that traces the ONNX function of one op type."""
 
     def trace(op: Any, query: Any, key: Any, value: Any, *optional: Any) -> Any:
         extra = dict(zip(variant.input_names[3:], optional, strict=True))
         given, mask = query, extra.get("key_mask")
-        query, key, value = (op.Cast(heads_first(op, x, facts), to=ir.DataType.FLOAT) for x in (query, key, value))
+        query, key, value = (op.Cast(heads_first(op, x, properties), to=ir.DataType.FLOAT) for x in (query, key, value))
         length = op.Squeeze(op.Shape(query, start=2, end=3), integers(op, 0))
         head_dim = op.Shape(query, start=3, end=4)
         span = Span(op, length)
 
-        if not facts.aligned:  # the last block repeats the last query; its extra rows are cut off below
+        if not properties.aligned:  # the last block repeats the last query; its extra rows are cut off below
             rows = span.range(op, op.Mul(span.blocks, span.block))
             query = op.Gather(query, op.Min(rows, op.Sub(length, span.one)), axis=2)
         same, rest = integers(op, 0, 0), integers(op, -1)
@@ -181,18 +181,18 @@ def _body(variant: NodeVariant, facts: FunctionFacts) -> Any:
             ahead = op.Add(span.query_offset, span.forward)
             scale = op.Mul(scale, _xpos_scale(op, span, scalar_dim, ahead, 1.0))
             key_scale = _xpos_scale(op, span, scalar_dim, op.Transpose(span.key_offset, perm=[1, 0]), -1.0)
-        laid_out = lay_out(op, span, key, value, mask, facts, extra.get("attn_bias"), key_scale)
+        laid_out = lay_out(op, span, key, value, mask, properties, extra.get("attn_bias"), key_scale)
         # Reshaped part by part: runtimes copy what they reshape if it is an input or output of the file.
         outputs = []
-        for rows, *where in cut(op, span, query, facts.parts, rows=span.block):
+        for rows, *where in cut(op, span, query, properties.parts, rows=span.block):
             blocks = op.Mul(op.Reshape(rows, block_shape), scale)  # [B, H, blocks, block, D]
             part = op.CastLike(_attend(op, blocks, *laid_out.part(op, *where)), given)
             outputs.append(op.Reshape(part, row_shape))
         output = outputs[0] if len(outputs) == 1 else op.Concat(*outputs, axis=2)
-        if not facts.aligned:
+        if not properties.aligned:
             end = op.Unsqueeze(length, integers(op, 0))
             output = op.Slice(output, integers(op, 0), end, integers(op, 2))
-        return heads_first(op, output, facts)
+        return heads_first(op, output, properties)
 
     return trace
 
@@ -206,7 +206,7 @@ def cut(
         op: the builder.
         span: the sizes of the block.
         query: all queries, `[…, blocks, block, D]`, or `[…, rows, D]`.
-        parts: `FunctionFacts.parts`.
+        parts: `FunctionProperties.parts`.
         axis: the axis of the blocks, or of the rows.
         rows: rows of a block, if the queries are laid out by rows.
     """
@@ -242,9 +242,16 @@ def softmax(op: Any, scores: Any) -> Any:
 
 
 def lay_out(
-    op: Any, span: Span, key: Any, value: Any, mask: Any, facts: FunctionFacts, given: Any = None, key_scale: Any = None
+    op: Any,
+    span: Span,
+    key: Any,
+    value: Any,
+    mask: Any,
+    properties: FunctionProperties,
+    given: Any = None,
+    key_scale: Any = None,
 ) -> _WholeSequence | _OwnSpans:
-    """Arrange keys and values for the blocks of queries, in the way that saves most under these facts.
+    """Arrange keys and values for the blocks of queries, in the way that saves most under these properties.
 
     Args:
         op: the builder.
@@ -252,20 +259,20 @@ def lay_out(
         key: keys `[B, H, N, D]`.
         value: their values.
         mask: the input `key_mask`, or None.
-        facts: facts that hold for every node of the op type.
+        properties: properties of every node of the op type.
         given: the input `attn_bias`, or None.
         key_scale: the keys' factors of the xpos decay, `[keys, D]`, or None.
 
     Returns:
         An object whose `part` gives the keys, values and biases of some blocks.
     """
-    if facts.whole:
-        return _WholeSequence(op, span, key, value, mask, window_hides=not facts.all_seen)
-    return _OwnSpans(op, span, key, value, mask, given, key_scale, in_parts=bool(facts.parts))
+    if properties.whole:
+        return _WholeSequence(op, span, key, value, mask, window_hides=not properties.all_seen)
+    return _OwnSpans(op, span, key, value, mask, given, key_scale, in_parts=bool(properties.parts))
 
 
 class _OwnSpans:
-    """The spans of keys and values if every block has its own."""
+    """The spans of keys and values if each block has a separate one."""
 
     def __init__(
         self, op: Any, span: Span, key: Any, value: Any, mask: Any, given: Any, key_scale: Any, *, in_parts: bool
@@ -293,7 +300,7 @@ class _OwnSpans:
         Args:
             op: the builder.
             start: where the blocks start, `[blocks, 1]`.
-            inside: whether all of their keys lie inside the sequence.
+            inside: whether all of their keys are inside the sequence.
         """
         span = self._span
         index = position = op.Add(start, span.key_offset)  # [blocks, keys]
@@ -330,7 +337,7 @@ class _WholeSequence:
         self._masked = [] if mask is None else [mask_bias(op, op.Gather(mask, self._position, axis=1))]
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
-        """Return the same as `_OwnSpans.part`."""
+        """Return the same values as `_OwnSpans.part`."""
         if not self._window_hides:
             return self._key, self._value, self._masked
         start = op.Unsqueeze(start, integers(op, 2))  # [blocks, 1, 1]
@@ -347,15 +354,16 @@ def _sum(op: Any, biases: Sequence[Any]) -> list[Any]:
 def build_attention(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
     """Build the ONNX function for all nodes of an op type of `core.nodes.attention`; see `functions.Builder`."""
     variant = VARIANT_BY_OP_TYPE[op_type]
-    return attention_function(variant, opset, shared_facts(variant, nodes))
+    return attention_function(variant, opset, shared_properties(variant, nodes))
 
 
-def shared_facts(variant: NodeVariant | GroupedVariant, nodes: Sequence[ir.Node]) -> FunctionFacts:
-    """Return the facts that hold for all nodes of an op type."""
-    facts = (
-        facts_of(variant, {name: x.value for name, x in node.attributes.items()}, *_sizes_of(node)) for node in nodes
+def shared_properties(variant: NodeVariant | GroupedVariant, nodes: Sequence[ir.Node]) -> FunctionProperties:
+    """Return the properties that hold for all nodes of an op type."""
+    properties = (
+        properties_of(variant, {name: x.value for name, x in node.attributes.items()}, *_sizes_of(node))
+        for node in nodes
     )
-    return reduce(and_, facts)
+    return reduce(and_, properties)
 
 
 def _sizes_of(node: ir.Node) -> tuple[int | None, int | None]:
@@ -367,13 +375,13 @@ def _sizes_of(node: ir.Node) -> tuple[int | None, int | None]:
     return length if isinstance(length, int) else None, sequences
 
 
-def attention_function(variant: NodeVariant, opset: int, facts: FunctionFacts | None = None) -> ir.Function:
+def attention_function(variant: NodeVariant, opset: int, properties: FunctionProperties | None = None) -> ir.Function:
     """Build the model-local ONNX function of one op type.
 
     Args:
         variant: the op type.
         opset: opset of the function; it must be the model's.
-        facts: facts that hold for every node of that type; by default none, and the function serves all nodes.
+        properties: properties of every node of that type; by default none, and the function serves all nodes.
     """
-    body = _body(variant, facts or FunctionFacts())
+    body = _body(variant, properties or FunctionProperties())
     return define(body, variant.op_type, variant.input_names, variant.attribute_names, opset)

@@ -1,4 +1,4 @@
-"""What the ONNX functions of all nodes are made of: their attributes, constants, and the function itself."""
+"""Build the parts of ONNX functions: attributes, constants, and the function itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of this package's nodes and their ONNX functions, and adding those functions to a model."""
+"""Add the ONNX functions of this package's nodes to a model, by a table."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _then_norm(read: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., tuple
 
 
 def _then_read(write: Callable[..., Any], read: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Any]:
-    """Build a body that writes to the streams, and reads from what it wrote."""
+    """Build a body that writes to the streams and then reads from them."""
 
     def body(op: Any, streams: Any, mix: Any, beta: Any, output: Any, *reading: Any) -> Any:
         written = write(op, streams, mix, beta, output)
@@ -122,7 +122,7 @@ def _gated_silu(op: Any, value: Any, gate: Any) -> Any:
 
 
 def _read_one(op: Any, streams: Any, weight: Any, gain: Any, constant: Any) -> tuple[Any, Any, Any]:
-    """Compute the same of one token `[S, D]`: for so few numbers every node takes as long, so they are few."""
+    """Compute the same for one token `[S, D]`. At this size each node costs the same, so use few."""
     unit = op.LpNormalization(streams, axis=-1, p=2)
     weights = op.Add(op.Mul(op.Tanh(op.MatMul(unit, weight)), gain), constant)
     count = op.Shape(streams, start=0, end=1)
@@ -153,12 +153,12 @@ _BODIES: Mapping[str, Callable[..., Any]] = {
     "GatedGeluTanh": _gated_gelu_tanh,
     "GatedSilu": _gated_silu,
 }
-# For opsets without Gelu.
+# Replacement in opsets without Gelu.
 _BODIES_WITHOUT_GELU: Mapping[str, Callable[..., Any]] = {
     "GatedGelu": _gated_gelu_by_erf,
     "GatedGeluTanh": _gated_gelu_by_tanh,
 }
-# Of streams `[S, D]` without axes of batch and length.
+# Functions for streams `[S, D]` without axes of batch and length.
 _BODIES_OF_ONE_TOKEN: Mapping[str, Callable[..., Any]] = {
     "ReadStreams": _read_one,
     "ReadStreamsNorm": _then_norm(_read_one),

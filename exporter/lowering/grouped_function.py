@@ -21,7 +21,6 @@ from typing import Any
 import onnx_ir as ir
 
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedVariant
-from .attention_facts import FunctionFacts
 from .attention_function import (
     HIDDEN_SCORE,
     Span,
@@ -29,21 +28,22 @@ from .attention_function import (
     heads_first,
     lay_out,
     mask_bias,
-    shared_facts,
+    shared_properties,
     softmax,
     without_masked,
 )
 from .function_parts import attribute, define, integers, real
+from .function_properties import FunctionProperties
 
 # The axis of the blocks in queries [B, KV, G, blocks, block, D].
 _BLOCKS = 3
 
 
 class _Sizes:
-    """Sizes of a node's inputs as tensors of the graph, and the facts of all nodes."""
+    """Sizes of a node's inputs as tensors of the graph, and the common properties of all nodes."""
 
-    def __init__(self, op: Any, query: Any, key: Any, facts: FunctionFacts) -> None:
-        self.facts = facts
+    def __init__(self, op: Any, query: Any, key: Any, properties: FunctionProperties) -> None:
+        self.properties = properties
         self.length = op.Squeeze(op.Shape(query, start=2, end=3), integers(op, 0))
         self.heads, self.kv_heads = op.Shape(query, start=1, end=2), op.Shape(key, start=1, end=2)
         self.groups = op.Div(self.heads, self.kv_heads)
@@ -54,7 +54,7 @@ class _Scores:
     """How a variant makes weights of products: its scale, cap and sinks.
 
     Args:
-        op: the builder of the function's own graph; what it makes here is used in subgraphs too.
+        op: the builder of the function's own graph; its values here are used in subgraphs too.
         variant: the op type.
         sizes: those of the inputs.
         sinks: the input, or None.
@@ -104,30 +104,30 @@ def share_beside_sinks(op: Any, scores: Any, weights: Any, sinks: Any) -> Any:
     return op.Sigmoid(op.Sub(op.Sub(top, op.Log(most)), sinks))
 
 
-def _body(variant: GroupedVariant, facts: FunctionFacts) -> Any:
+def _body(variant: GroupedVariant, properties: FunctionProperties) -> Any:
     """Return the Python function that traces the ONNX function of one op type."""
 
     def trace(op: Any, query: Any, key: Any, value: Any, *optional: Any) -> Any:
         extra = dict(zip(variant.input_names[3:], optional, strict=True))
         given, mask = query, extra.get("key_mask")
-        query, key, value = (op.Cast(heads_first(op, x, facts), to=ir.DataType.FLOAT) for x in (query, key, value))
-        sizes = _Sizes(op, query, key, facts)
+        query, key, value = (op.Cast(heads_first(op, x, properties), to=ir.DataType.FLOAT) for x in (query, key, value))
+        sizes = _Sizes(op, query, key, properties)
         scores = _Scores(op, variant, sizes, extra.get("sinks"))
         attend = _attend_to_all if variant.sees_all else _attend_to_windows
         output = attend(op, sizes, scores, query, key, value, mask)
         rows = op.Concat(integers(op, 0), sizes.heads, integers(op, -1), sizes.head_dim, axis=0)
         output = op.Reshape(op.CastLike(output, given), rows)
-        if not facts.aligned:
+        if not properties.aligned:
             end = op.Unsqueeze(sizes.length, integers(op, 0))
             output = op.Slice(output, integers(op, 0), end, integers(op, 2))
-        return heads_first(op, output, facts)
+        return heads_first(op, output, properties)
 
     return trace
 
 
 def _in_blocks(op: Any, sizes: _Sizes, query: Any, block: Any, rows: Any) -> Any:
-    """Reshape queries to `[B, KV, G, blocks, block, D]`; the last block repeats the last query where it is short."""
-    if not sizes.facts.aligned:
+    """Reshape queries to `[B, KV, G, blocks, block, D]`; a short last block repeats the last query."""
+    if not sizes.properties.aligned:
         query = op.Gather(query, op.Min(rows, op.Sub(sizes.length, op.Constant(value_int=1))), axis=2)
     block = op.Unsqueeze(block, integers(op, 0))
     shape = op.Concat(integers(op, 0), sizes.kv_heads, sizes.groups, integers(op, -1), block, sizes.head_dim, axis=0)
@@ -136,14 +136,14 @@ def _in_blocks(op: Any, sizes: _Sizes, query: Any, block: Any, rows: Any) -> Any
 
 def _attend_to_windows(op: Any, sizes: _Sizes, scores: _Scores, query: Any, key: Any, value: Any, mask: Any) -> Any:
     """Attend to the spans of blocks; `[B, KV, G, blocks, block, D]`."""
-    facts, span = sizes.facts, Span(op, sizes.length, grouped=True)
-    rows = None if facts.aligned else span.range(op, op.Mul(span.blocks, span.block))
+    properties, span = sizes.properties, Span(op, sizes.length, grouped=True)
+    rows = None if properties.aligned else span.range(op, op.Mul(span.blocks, span.block))
     query = op.Mul(_in_blocks(op, sizes, query, span.block, rows), scores.scale)
-    laid_out = lay_out(op, span, key, value, mask, facts)
+    laid_out = lay_out(op, span, key, value, mask, properties)
     group = integers(op, 2)
     sinks = None if scores.sinks is None else op.Unsqueeze(scores.sinks, group)
     outputs = []
-    for part, *where in cut(op, span, query, facts.parts, _BLOCKS):
+    for part, *where in cut(op, span, query, properties.parts, _BLOCKS):
         keys, values, biases = laid_out.part(op, *where)
         if mask is not None:  # a bias that differs between batch entries has five dimensions
             biases = [op.Unsqueeze(bias, group) for bias in biases]
@@ -185,7 +185,7 @@ def _attend_to_all(op: Any, sizes: _Sizes, scores: _Scores, query: Any, key: Any
         given.type = ir.TensorType(element)
     body = op.builder.subgraph(attend, values[:2], values[2:], name="block")
     op.builder.pop_module()
-    # TensorRT takes no Scan without a state, and others none along another axis than the first.
+    # TensorRT needs a Scan with a state, and other engines need it along the first axis.
     query = op.Transpose(query, perm=[3, 0, 1, 2, 4, 5])
     _, parts = op.Scan(start, query, body=body, num_scan_inputs=1, _outputs=2)
     return op.Transpose(parts, perm=[1, 2, 3, 0, 4, 5])
@@ -194,12 +194,12 @@ def _attend_to_all(op: Any, sizes: _Sizes, scores: _Scores, query: Any, key: Any
 def build_grouped(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
     """Build the ONNX function for all nodes of an op type of `core.nodes.grouped`; see `functions.Builder`."""
     variant = GROUPED_BY_OP_TYPE[op_type]
-    return grouped_function(variant, opset, shared_facts(variant, nodes))
+    return grouped_function(variant, opset, shared_properties(variant, nodes))
 
 
-def grouped_function(variant: GroupedVariant, opset: int, facts: FunctionFacts | None = None) -> ir.Function:
+def grouped_function(variant: GroupedVariant, opset: int, properties: FunctionProperties | None = None) -> ir.Function:
     """Build the model-local ONNX function of one op type; the arguments are those of `attention_function`."""
-    body = _body(variant, facts or FunctionFacts())
+    body = _body(variant, properties or FunctionProperties())
     function = define(body, variant.op_type, variant.input_names, variant.attribute_names, opset)
     for node in function.all_nodes():
         node.metadata_props.clear()  # the builder notes that it could not infer a Scan's shapes

@@ -30,6 +30,7 @@ from ..models.family import TORCH_DTYPE
 from ..source.source_model import SourceModel
 from ..source.step_source import StepSource
 from .functions import attach_functions
+from .translations import translations_made_once
 
 # Loggers with messages about packages the user did not ask for, and about attributes that do not matter here.
 _CHATTY = ("torch.onnx._internal.exporter._registration", "onnx_ir._convenience")
@@ -46,7 +47,7 @@ def check_opset(opset: int) -> None:
         raise UsageError(
             f"Opset {opset} cannot be exported.",
             why=f"Opsets {OPSETS[0]} to {OPSETS[-1]} are supported.",
-            fix=f"{DEFAULT_OPSET} is the default, and the newest that TensorRT 10.3 reads.",
+            fix=f"Use {DEFAULT_OPSET}, the default and the newest that TensorRT 10.3 reads.",
         )
 
 
@@ -104,7 +105,7 @@ def _traced(
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:
-    """Make an input of zeros; of a mask, one that keeps everything."""
+    """Make an input of zeros; for a mask, one that keeps everything."""
     shape = [int(size) for size in spec.shape]
     return torch.full(shape, int(spec.dtype == "bool"), dtype=getattr(torch, spec.dtype))
 
@@ -132,7 +133,7 @@ def trace_module(
         ExportFailed: PyTorch's exporter could not export it.
     """
     check_opset(opset)
-    with _quiet(), torch.no_grad():
+    with _quiet(), translations_made_once(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 entry,
@@ -167,10 +168,17 @@ def _check_dynamic(model: ir.Model, dynamic_axes: Sequence[Mapping[int, object]]
         for axis in axes:
             if value.shape is not None and isinstance(value.shape[axis], int):
                 raise ExportFailed(
-                    f"Axis {axis} of input {value.name!r} cannot stay open: it is always {value.shape[axis]}.",
-                    why="The module's own code builds something of that size, a mask for one length perhaps.",
+                    f"Axis {axis} of input {value.name!r} cannot be dynamic: it is always {value.shape[axis]}.",
+                    why="The module's code fixes this size, for example by a mask of one length.",
                     fix=f"Export it without {argument('dynamic')}, at the length you need.",
                 )
+
+
+# What PyTorch's exporter names, and what to do about it.
+_WAYS_OUT = {
+    "grouped_mm": "transformers computes experts so by default. Call model.set_experts_implementation('batched_mm') "
+    "before, which computes the same.",
+}
 
 
 def _export_failed(error: Exception) -> ExportFailed:
@@ -184,7 +192,8 @@ def _export_failed(error: Exception) -> ExportFailed:
     else:
         last = next((cause for cause in reversed(causes) if str(cause).strip()), error)
         why = ": ".join((type(last).__name__, *str(last).strip().splitlines()[:1]))
-    return ExportFailed("PyTorch could not export the model.", why=why, fix="Run again with -v for the whole message.")
+    fix = next((fix for name, fix in _WAYS_OUT.items() if name in why), "Run again with -v for the whole message.")
+    return ExportFailed("PyTorch could not export the model.", why=why, fix=fix)
 
 
 class _Entry(torch.nn.Module):
@@ -192,13 +201,13 @@ class _Entry(torch.nn.Module):
 
     Args:
         model: the module.
-        source: what it was made of.
+        source: the source model.
         dtype: of the file: floating point inputs are cast to what the model computes in, outputs to the file's type.
     """
 
     def __init__(self, model: torch.nn.Module, source: SourceModel, dtype: str) -> None:
         super().__init__()
-        self.model, self.names = model, [source.parameter(spec.name) for spec in source.inputs(dtype)]
+        self.model, self.names = model, [source.family.parameters.get(x.name, x.name) for x in source.inputs(dtype)]
         self.computes_in = TORCH_DTYPE[dtype] if source.family.casts_inputs else None
         self.gives: torch.dtype = getattr(torch, IO_NAME[dtype])
 

@@ -7,6 +7,7 @@ through two constructors). Here only the argument models resolve them: all other
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, Va
 
 from ...core.error_texts import close_match, shown
 from ...core.errors import UsageError
+from ...core.geometry import WindowGeometry
 
 # Far above any real model, and low enough that every product of two of them fits an int64.
 _LARGEST = 2**30
@@ -40,6 +42,16 @@ class Arguments(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @abstractmethod
+    def geometry(self) -> WindowGeometry | None:
+        """Return the window of every attention layer, or the widest; None if sums go over the whole sequence."""
+
+    def describe(self) -> str:
+        """Describe the window in words; arguments without one have words of their own."""
+        window = self.geometry()
+        assert window is not None, f"{type(self).__name__} has no window to describe"
+        return window.describe()
 
     @model_validator(mode="wrap")
     @classmethod

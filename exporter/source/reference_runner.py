@@ -108,7 +108,7 @@ class ReferenceRunner(Runner):
         """Return which tokens are no padding, and of which the experts are decided; None: all."""
         mask = inputs.get(self.source.family.key_mask)
         undecided = None
-        if self.source.family.undecided is not None:  # else the class may refuse these sizes, and need not be asked
+        if self.source.family.has_experts:  # else the class may refuse these sizes, and need not be asked
             if self._last is None or self._last[0] is not inputs:
                 self._last = inputs, self._at(inputs).undecided(inputs, self._dtype)
             undecided = self._last[1]

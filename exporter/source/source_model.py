@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,10 +25,12 @@ from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ..models.arguments import Arguments
-from ..models.family import TORCH_DTYPE, Arrays, ModelSpec, ShapeRequest, Sizes
+from ..models.family import TORCH_DTYPE, Arrays, ModelSpec
+from ..models.forms import StateDictFamily
 from ..models.inference import bounded
-from ..models.parts.float64 import Float64State, InFloat64
+from ..models.parts.float64 import Float64State
 from ..models.registry import CLASSES
+from ..options import ShapeRequest, Sizes
 from .upstream_class import fits, run
 
 
@@ -108,7 +110,7 @@ class SourceModel:
         Raises:
             UsageError: the model does not accept them.
         """
-        return self.at(ShapeRequest(**(asdict(self.shapes) | sizes)))
+        return self.at(replace(self.shapes, **sizes))
 
     @property
     def title(self) -> str:
@@ -116,21 +118,19 @@ class SourceModel:
         return class_title(self.class_name, self.args.model_dump(include={"architecture"}))
 
     @property
-    def spec(self) -> ModelSpec:
-        """The model without its weights, as the functions of its family take it."""
+    def spec(self) -> ModelSpec[Any]:
+        """The model without its weights, as the methods of its family take it."""
         return ModelSpec(self.args, self.shapes, self.mixes_residuals)
 
     @property
     def geometry(self) -> WindowGeometry | None:
         """The window of every attention layer, or the widest; None for a model that sums over the whole sequence."""
-        return self.family.geometry(self.args)
+        return self.args.geometry()
 
     @property
     def layers(self) -> list[WindowGeometry]:
         """The windows of the attention layers, one after another; empty if they sum over the whole sequence."""
-        if self.family.layers is not None:
-            return self.family.layers(self.args)
-        return [] if self.geometry is None else [self.geometry] * self.depth
+        return self.family.layers(self.args)
 
     @property
     def windows(self) -> list[WindowGeometry]:
@@ -155,7 +155,7 @@ class SourceModel:
 
     def describe_window(self) -> str:
         """Describe the window in words, for reports."""
-        words = self.family.describe_window(self.args)
+        words = self.args.describe()
         if self.geometry is not None:
             return words
         return f"{'causal' if self.shapes.causal else 'non-causal'}, {words}"
@@ -178,10 +178,6 @@ class SourceModel:
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs; the first is the one per token."""
         return self.family.outputs(self.args)
-
-    def parameter(self, name: str) -> str:
-        """Return the name of an input in the module's `forward`."""
-        return self.family.parameters.get(name, name)
 
     def inputs(self, dtype: str) -> list[TensorSpec]:
         """List the file's inputs if it is exported in `dtype`, a key of `IO_NAME`."""
@@ -231,10 +227,6 @@ class SourceModel:
             fix="Export in bf16, which has the range of fp32, or in fp32.",
         )
 
-    def in_float64(self) -> InFloat64:
-        """Return a context in which its modules compute in float64 what they compute in fp32 on purpose."""
-        return InFloat64()
-
     def undecided(self, inputs: Arrays, dtype: str) -> NDArray[np.bool_] | None:
         """Return the tokens `[B, N]` whose experts rounding decides in half precision; None if there are none.
 
@@ -242,14 +234,10 @@ class SourceModel:
             inputs: the file's, without NaN or Inf.
             dtype: the file's element type.
         """
-        if self.family.undecided is None or dtype == "fp32":
+        if not self.family.has_experts or dtype == "fp32":
             return None
         found = self.family.undecided(self.spec, self._float64, as_tensors(inputs), TORCH_DTYPE[dtype])
         return None if found is None else found.numpy()
-
-    def _is_formula(self) -> bool:
-        """Return whether the family's own reference is a formula, and not upstream's module already."""
-        return self.family.state_dict is not None
 
     def reference(self, inputs: Arrays, positions: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.float64]]:
         """Compute the float64 reference's outputs on the file's inputs, by name.
@@ -260,7 +248,8 @@ class SourceModel:
             rows = None if positions is None else torch.from_numpy(positions)
             tensors = as_tensors(inputs, torch.float64)
             formula = partial(self.family.reference, self.spec, self._float64, tensors, rows)
-            if self._is_formula() and self.original is not None and rows is None and fits(self.args, self.shapes):
+            is_formula = isinstance(self.family, StateDictFamily)  # of a folder it is upstream's own module
+            if is_formula and self.original is not None and rows is None and fits(self.args, self.shapes):
                 outputs = run(self._float64.original(), tensors, formula)
             else:
                 outputs = formula()

@@ -1,6 +1,6 @@
 """A model as a step graph: its inputs, the module that computes it, and checks that it can stream.
 
-The family defines how (`StepForm`). Names and layouts of data inputs and output are those of the same model's
+The family defines how (`StepFamily`). Names and layouts of data inputs and output are those of the same model's
 whole-sequence file, with `C` tokens in place of its length.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -18,6 +19,7 @@ from ...core.errors import UsageError
 from ...core.limits import LARGEST_SIZE
 from ...core.nodes.step import ring_slots
 from ...core.tensors import TensorSpec
+from ..models.forms import StepFamily
 from .source_model import SourceModel
 
 POSITION = "position"
@@ -40,30 +42,30 @@ class StepSource:
 
     def __init__(self, source: SourceModel, chunk: int) -> None:
         self.source, self.chunk = source, chunk
-        if source.family.step is None:
+        if not isinstance(source.family, StepFamily):
             raise UsageError(
                 f"{source.class_name.split('.')[1]} cannot run step by step.",
                 why="This package has no step module for it.",
                 fix=f"Export whole sequences: {argument('mode', 'full')}.",
             )
-        self.form = source.family.step
+        self.family: StepFamily[Any] = source.family
         _refuse(source, chunk, self.max_positions)
-        self.call = self.form.call
+        self.call = self.family.step_call
 
     @property
     def slots(self) -> int:
         """Number of keys that a layer's ring holds."""
-        return self.form.slots(self.source.args)
+        return self.family.slots(self.source.args)
 
     @property
     def max_positions(self) -> int:
         """Number of positions with learned weights; without a limit, the number that fits 32 bits."""
-        learned = self.form.max_positions(self.source.args)
+        learned = self.family.max_positions(self.source.args)
         return LARGEST_SIZE if learned is None else learned
 
     def data(self, dtype: str, length: int | str | None = None) -> list[TensorSpec]:
         """List the data inputs of one call, or of a sequence of another length, or of a dynamic length by its name."""
-        axis, size = self.form.length_axis, self.chunk if length is None else length
+        axis, size = self.family.length_axis, self.chunk if length is None else length
         return [
             spec
             if spec.name == "attn_bias"
@@ -80,7 +82,7 @@ class StepSource:
                 shape=list(shape),
                 dtype=IO_NAME[dtype] if element == "float" else element,
             )
-            for name, shape, element in self.form.caches(self.source.spec)
+            for name, shape, element in self.family.step_caches(self.source.spec)
         ]
 
     def inputs(self, dtype: str) -> list[TensorSpec]:
@@ -99,7 +101,7 @@ class StepSource:
 
     def module(self, dtype: str) -> nn.Module:
         """Build the module with its weights and constants, in `dtype`."""
-        return self.source.module(dtype, lambda: self.form.module(self.source.spec, self.chunk))
+        return self.source.module(dtype, lambda: self.family.step_module(self.source.spec, self.chunk))
 
     def facts(self, dtype: str, *, mode: str, prefill: str | None) -> StepFacts:
         """Return what the sidecar records about the file."""
@@ -107,14 +109,14 @@ class StepSource:
             mode=mode,  # type: ignore[arg-type]
             chunk=self.chunk,
             token_input=self.source.inputs(dtype)[0].name,
-            sequence_axis=self.form.length_axis,
+            sequence_axis=self.family.length_axis,
             position_input=POSITION,
             logits_output=self.source.outputs[0],
             caches=self.caches(dtype),
             max_positions=self.max_positions,
             in_place=self.chunk == 1,
             prefill=prefill,
-            early_start=self.form.early_start,
+            early_start=self.family.early_start,
         )
 
 

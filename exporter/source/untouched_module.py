@@ -67,8 +67,8 @@ def untouched_module(source: SourceModel, dtype: str) -> UntouchedModule | str:
     reason = CLASSES[source.class_name].why_not_run
     if not TOLERANCES[dtype].takes_baseline:
         return f"a file in {dtype} is not held against it"
-    if source.family.untouched is not None and source.original is not None:
-        own = source.family.untouched(source.spec, source.original)
+    own = None if source.original is None else source.family.untouched(source.spec, source.original)
+    if own is not None:
         exact, rounded = (UntouchedRunner(own, source.outputs[0], each, by_name=True) for each in ("fp32", dtype))
         return UntouchedModule(exact, rounded, f"{type(own).__name__} itself in {dtype} (torch.autocast)")
     if reason:

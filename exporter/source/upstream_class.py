@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ..models.arguments import Arguments
-from ..models.family import Sizes
 from ..models.parts.float64 import InFloat64
+from ..options import Sizes
 
 _log = logging.getLogger(__name__)
 PACKAGE = "local_attention"

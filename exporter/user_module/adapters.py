@@ -5,9 +5,12 @@ The classes are known by their module's name, so that nothing is imported to see
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from torch import nn
 
 from ...core.errors import UsageError
+from ..models.hugging_face.folder import NEVER_MERGED
 
 # Package → what it puts into a module, and what to do.
 _MERGE = "Merge it first: model = model.merge_and_unload(), then export the model that this returns"
@@ -37,11 +40,30 @@ def refuse_adapters(module: object) -> None:
             if package not in _PACKAGES:
                 continue
             what, fix = _PACKAGES[package]
-            if package == "peft" and not hasattr(module, "merge_and_unload"):
-                fix = (
-                    f"Merge it into the base's layers: PeftModel.merge_and_unload() returns the plain model; {_SAVE}. "
-                )
-                fix += "After model.load_adapter(folder), load it by PeftModel.from_pretrained(base, folder) instead."
+            if package == "peft":
+                fix = _how_to_merge(module)
             kind = f"{owner.__module__}.{owner.__qualname__}"
             why = f"{path or 'It'} is a {kind}; a file of plain layers would lose what it adds."
             raise UsageError(f"The {type(module).__name__} has {what}.", why=why, fix=fix)
+
+
+def _how_to_merge(module: nn.Module) -> str:
+    """Say what to do about an adapter of PEFT, which depends on its kind and on what holds it."""
+    never = next((kind for kind in _kinds(module) if kind in NEVER_MERGED), None)
+    if never is not None:
+        return f"{never} cannot be merged into the weights: load the base again, and export it without the adapter."
+    if hasattr(module, "merge_and_unload"):
+        return _PACKAGES["peft"][1]
+    return (
+        f"Merge it into the base's layers: PeftModel.merge_and_unload() returns the plain model; {_SAVE}. After "
+        "model.load_adapter(folder), load it by PeftModel.from_pretrained(base, folder) instead."
+    )
+
+
+def _kinds(module: nn.Module) -> Iterator[str]:
+    """Yield the kinds of PEFT that the parts of a module have, as PEFT names them."""
+    for part in module.modules():
+        configs = getattr(part, "peft_config", None)
+        for config in configs.values() if isinstance(configs, Mapping) else ():
+            kind = getattr(config, "peft_type", "")
+            yield str(getattr(kind, "value", kind))

@@ -29,7 +29,7 @@ from ..checkpoint.documents import read_json
 from ..checkpoint.load import LoadedCheckpoint, load_state, read_state
 from ..checkpoint.weight_sets import as_table, at_entry
 from ..models.inference import INV_FREQ, bounded
-from .export_module import Origin
+from .origin import Origin
 
 _HOW = "Write package.module:function, or path/to/file.py:function."
 

@@ -8,7 +8,7 @@ is left unchanged, and the report gives the reason.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,13 +17,11 @@ from torch import nn
 from ...core.error_texts import named_line
 from ...core.errors import LocalAttnError, UsageError
 from ...core.geometry import WindowGeometry
-from ..models.family import Adapter, LayerCall
-from ..models.registry import FAMILIES
+from ..models.family import LayerCall
+from ..models.registry import adapters
 from .observe import observe, working_copy
 
 _log = logging.getLogger(__name__)
-
-LAYERS: Mapping[str, Adapter] = {path: adapt for family in FAMILIES for path, adapt in family.adapters.items()}
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def replace_local_attention(
         geometry = None
         if not why:
             try:
-                geometry = LAYERS[name](layer, calls[path], dynamic_length)
+                geometry = adapters()[name](layer, calls[path], dynamic_length)
             except UsageError as error:
                 why = " ".join(filter(None, (error.what, error.why)))
         if why:
@@ -139,12 +137,12 @@ def replace_local_attention(
 
 
 def find_layers(module: nn.Module) -> dict[str, tuple[str, type]]:
-    """Return the path of every upstream layer in a module → its entry in `LAYERS` and the upstream class itself."""
-    found = {}
+    """Return the path of every upstream layer in a module → its name in `adapters()` and the upstream class itself."""
+    found, known = {}, adapters()
     for path, part in module.named_modules():
         for owner in type(part).__mro__:
             name = f"{owner.__module__}.{owner.__qualname__}"
-            if name in LAYERS:
+            if name in known:
                 found[path] = (name, owner)
                 break
     return found

@@ -1,1 +1,1 @@
-"""Passes: name what a traced model computes between products and attention by the nodes of `core.nodes.fused`."""
+"""Passes that replace what a traced model computes between products and attention by nodes of `core.nodes.fused`."""

@@ -1,4 +1,4 @@
-"""The passes in their order: products apart, then rotary embedding and gates, then the layout around attention."""
+"""Run the passes in order: split products, then rotary embeddings and gates, then the layout around attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import gates, layout, norms, products, rotary
 
 
 def apply(model: Any) -> None:
-    """Rewrite a traced `onnx_ir.Model`, in place; what it computes stays the same but for rounding.
+    """Rewrite a traced `onnx_ir.Model`, in place; its results change only by rounding.
 
     Values that stay keep their names.
     """

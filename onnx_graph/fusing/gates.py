@@ -1,4 +1,4 @@
-"""Pass: an activation times another value as one gated node."""
+"""Pass: compute an activation times another value as one gated node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def apply(model: Any) -> None:
 
 
 def _activation(value: Any) -> tuple[str, Any]:
-    """Return the node for an activation that only a gate uses, and what it is taken of; `gate` is None for no such."""
+    """Return an activation's op type and input `gate`, if only a gate uses it; else `gate` is None."""
     if value is None or only_user(value, "Mul") is None:
         return "", None
     gelu = maker(value, "Gelu")
@@ -39,7 +39,7 @@ def _activation(value: Any) -> tuple[str, Any]:
 
 
 def _alike(gate: Any, value: Any) -> bool:
-    """Return whether both have the same shape; sizes that are not known have the same name."""
+    """Return whether both have the same shape; unknown sizes must have the same name."""
     known = value is not None and gate.shape is not None and value.shape is not None
     return (
         known

@@ -1,4 +1,4 @@
-"""Pass: attention that reads its inputs as products give them, `[B, N, H, D]`, where the model transposes them.
+"""Pass: let attention read its inputs as products give them, `[B, N, H, D]`, without the model's transposes.
 
 Between the transposed inputs and the attention node there may be operations that treat every head of every token alike:
 norms over a head, rotary embedding, sums and products. They are moved over the Transposes, which then go.
@@ -15,7 +15,7 @@ from .matching import attribute, cut_of, integers, only_user, users
 from .rotary import PAIRS, Tables
 
 _ATTENTION = VARIANT_BY_OP_TYPE.keys() | GROUPED_BY_OP_TYPE.keys()
-# Operators that compute each element by those in the same place, or by the last axis.
+# Operators that compute each element from elements at the same place, or from the last axis.
 _BY_ELEMENT = frozenset(("Add", "Cast", "Div", "Mul", "Neg", "Pow", "Reciprocal", "Sqrt", "Sub"))
 _SWAPPED = (0, 2, 1, 3)
 
@@ -31,7 +31,7 @@ def apply(model: Any) -> None:
 
 
 class _Region:
-    """The nodes between the Transposes and an attention node.
+    """Collect the nodes between the Transposes and an attention node.
 
     Args:
         attention: a node that takes `[B, H, N, D]`.
@@ -68,7 +68,7 @@ class _Region:
         self.found &= all(not x.is_graph_output() and known.issuperset(users(x)) for x in made)
 
     def turn(self, graph: Any, tables: Tables) -> None:
-        """Move the nodes over the Transposes, in place."""
+        """Move the nodes before the Transposes, in place."""
         import onnx_ir as ir
 
         for node in self.nodes:
@@ -94,7 +94,7 @@ def _swaps(node: Any) -> bool:
 
 
 def _moved(node: Any) -> list[Any] | None:
-    """List the inputs over which a node would be moved; None for a node that depends on the layout."""
+    """List the inputs whose Transposes a node would be moved before; None for a node that depends on the layout."""
     if node.domain == FUSED_DOMAIN:
         return [node.inputs[0]] if node.op_type in ROTATIONS else None
     if node.domain:
@@ -119,7 +119,7 @@ def _rank(value: Any) -> int | None:
 
 
 def _same_in_both(value: Any) -> bool:
-    """Return whether a value means the same beside both layouts: at most one axis, or only the last and the first."""
+    """Return whether a value broadcasts equally with both layouts: at most one axis, or only the last and the first."""
     if value is None or value.shape is None:
         return False
     return len(value.shape) <= 1 or (len(value.shape) == 4 and list(value.shape)[1:3] == [1, 1])

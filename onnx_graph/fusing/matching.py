@@ -1,4 +1,4 @@
-"""What the passes ask of a graph: constants, cuts of a last axis, and who uses a value."""
+"""Find patterns in a graph: constants, slices of a last axis, and users of a value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Cut(NamedTuple):
-    """A value as a part `[start, end)` of one axis of another value."""
+    """Describe a value as a part `[start, end)` of one axis of another value."""
 
     source: Any
     axis: int
@@ -15,13 +15,13 @@ class Cut(NamedTuple):
 
 
 def maker(value: Any, *op_types: str) -> Any:
-    """Return the node that makes a value if it is a standard operator of one of these types, else None."""
+    """Return the node that computes a value if it is a standard operator of one of these types, else None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.domain == "" and node.op_type in op_types else None
 
 
 def integers(value: Any) -> list[int] | None:
-    """Return the integers of a constant of any shape; None if the value is no constant."""
+    """Return the integers of a constant of any shape; None if the value is not a constant."""
     if value is None or value.const_value is None or value.is_graph_input():
         return None
     return [int(x) for x in value.const_value.numpy().reshape(-1)]
@@ -33,12 +33,12 @@ def attribute(node: Any, name: str, default: Any) -> Any:
 
 
 def users(value: Any) -> list[Any]:
-    """List the nodes that use a value, one for each place in which they do."""
+    """List the nodes that use a value, once for each use."""
     return [use.node for use in value.uses()]
 
 
 def only_user(value: Any, op_type: str) -> Any:
-    """Return the one node that uses a value if it is a standard operator of this type, else None."""
+    """Return the only node that uses a value if it is a standard operator of this type, else None."""
     nodes = users(value)
     if len(nodes) != 1 or value.is_graph_output() or nodes[0].domain or nodes[0].op_type != op_type:
         return None
@@ -54,7 +54,7 @@ def static(value: Any, axis: int) -> int | None:
 
 
 def cut_of(value: Any) -> Cut | None:
-    """Return what a Slice of one axis, or a Split, cuts a value from; None for every other value."""
+    """Return the source of a value that a Split, or a Slice of one axis, made; None for every other value."""
     node = maker(value, "Slice", "Split")
     source = None if node is None else node.inputs[0]
     if source is None or source.shape is None:

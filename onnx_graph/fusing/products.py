@@ -1,4 +1,4 @@
-"""Pass: a product whose result is only cut into parts, as one product for each part.
+"""Pass: replace a product whose result is only cut into parts by one product for each part.
 
 Models keep the matrices of queries, keys and values in one, or those of a gate and of what it gates. The product of
 such a matrix is cut along its columns, which copies all of it; to cut the matrix itself costs nothing.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..graph_values import add_constant, node_like
 from .matching import cut_of, integers, maker, only_user, static, users
 
-# Narrower parts stay together: narrow products are slow, and are not quantized.
+# Narrower parts are not split: narrow products are slow, and are not quantized.
 _NARROWEST = 32
 
 
@@ -34,7 +34,7 @@ def apply(model: Any) -> None:
 
 
 def _is_weight(value: Any, rank: int) -> bool:
-    """Return whether a value is a constant of so many axes that nothing else reads."""
+    """Return whether a value is a constant with this number of axes and one user."""
     constant = value is not None and value.const_value is not None and value.is_initializer()
     return constant and not value.is_graph_input() and len(value.const_value.shape) == rank and len(value.uses()) == 1
 
@@ -58,7 +58,7 @@ def _cut(graph: Any, product: Any) -> None:
 
 
 def _columns(result: Any) -> list[_Part]:
-    """List what is cut from the last axis, in order; nothing if the result is used in another way."""
+    """List the parts cut from the last axis, in order; none if the result is used in another way."""
     if result.shape is None or result.is_graph_output():
         return []
     found = []
@@ -71,7 +71,7 @@ def _columns(result: Any) -> list[_Part]:
 
 
 def _slots(result: Any, parted: Any) -> list[_Part]:
-    """List the same of a result `[B, N, P·T]` in the form `[B, N, P, T…]`, of which one of `P` is taken at a time."""
+    """List the parts of a result `[B, N, P·T]` that is reshaped to `[B, N, P, T…]` and indexed along `P`."""
     if result.shape is None or parted.shape is None or parted.is_graph_output() or len(result.shape) != 3:
         return []
     sizes = list(parted.shape)[2:]
@@ -93,12 +93,12 @@ def _slots(result: Any, parted: Any) -> list[_Part]:
 
 
 def _outputs(nodes: Sequence[Any]) -> list[Any]:
-    """List the outputs of nodes that are used, each once."""
+    """List the used outputs of nodes, each once."""
     return list(dict.fromkeys(x for node in nodes for x in node.outputs if x.uses() or x.is_graph_output()))
 
 
 def _replace(graph: Any, product: Any, bias: Any, part: _Part) -> None:
-    """Compute one part by a product of its own."""
+    """Compute one part by a separate product."""
     import numpy as np
     import onnx_ir as ir
 

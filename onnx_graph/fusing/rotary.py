@@ -1,4 +1,4 @@
-"""Pass: a rotary embedding as one `RotateHeads` node, or `RotatePairs` where it turns neighbouring channels.
+"""Pass: compute a rotary embedding as one `RotateHeads` node, or `RotatePairs` if it turns neighbouring channels.
 
 It finds `x·cosine + rotate_half(x)·sine` with `rotate_half((x₁, x₂)) = (−x₂, x₁)`, as most models write it, for tables
 `[B, 1, N, D]` or `[B, N, 1, D]`. `x` may be a part of a head (partial rotary), and `B` one. The other way to write it
@@ -65,7 +65,7 @@ def _by_halves(node: Any) -> tuple[Any, Any, Any] | None:
 
 
 def _rotations(node: Any) -> Iterator[tuple[Any, Any, Any, bool]]:
-    """List how an Add can be read as a rotation: `x`, cosine and sine, and whether neighbours turn."""
+    """List the ways to read an Add as a rotation: `x`, cosine and sine, and whether neighbours turn."""
     for first, second in (node.inputs, node.inputs[::-1]):
         straight, turned = maker(first, "Mul"), maker(second, "Mul")
         if straight is None or turned is None:
@@ -112,7 +112,7 @@ def _turned_pairs(value: Any) -> Any:
 
 
 def _single(value: Any, axis: int) -> Any:
-    """Return what an Unsqueeze makes a value of by this axis, else None."""
+    """Return the input of an Unsqueeze by this axis that made a value, else None."""
     node = maker(value, "Unsqueeze")
     if node is None or value.shape is None or [x % len(value.shape) for x in integers(node.inputs[1]) or ()] != [axis]:
         return None
@@ -120,7 +120,7 @@ def _single(value: Any, axis: int) -> Any:
 
 
 def _every_other(value: Any) -> tuple[Any, int] | None:
-    """Return what a value has every second channel of, and the first of them; None for every other value."""
+    """Return the source of a value made of every second channel, and the first channel; None for every other value."""
     node = maker(value, "Slice")
     if node is None or len(node.inputs) != 5 or node.inputs[0].shape is None:
         return None
@@ -149,7 +149,7 @@ def _heads_first(x: Any, table: Any, parts: int = 1) -> bool | None:
 
 
 class Tables:
-    """The tables of rotations, made once of each value `[B, 1, N, D]` or `[B, N, 1, D]`.
+    """Make the tables of rotations, once for each value `[B, 1, N, D]` or `[B, N, 1, D]`.
 
     Args:
         graph: the graph that they are added to.
@@ -162,7 +162,7 @@ class Tables:
         self._doubled: dict[Any, Any] = {}
 
     def doubled(self, value: Any) -> Any:
-        """Return a table of half the width beside itself."""
+        """Return a table of half the width, repeated twice."""
         import onnx_ir as ir
 
         if value not in self._doubled:
@@ -172,7 +172,7 @@ class Tables:
         return self._doubled[value]
 
     def cosine(self, value: Any, heads_first: bool, pairs: bool = False) -> Any:
-        """Return the halves of a table apart, an axis of two before the last, or its pairs, one behind it."""
+        """Return a table with its halves on a new axis before the last, or its pairs on a new last axis."""
         import onnx_ir as ir
 
         if (value, heads_first, pairs) not in self._made:
@@ -190,7 +190,7 @@ class Tables:
         return self._made[value, heads_first, pairs]
 
     def sine(self, value: Any, heads_first: bool, pairs: bool = False) -> Any:
-        """Return the same of sines, with the signs of the halves, or of the pairs."""
+        """Return the table of sines in the same way, with the signs of the halves or pairs."""
         if (value, pairs) not in self._signed:
             import numpy as np
             import onnx_ir as ir
@@ -204,11 +204,11 @@ class Tables:
         return self.cosine(self._signed[value, pairs], heads_first, pairs)
 
     def turned(self, table: Any, *, pairs: bool) -> Any:
-        """Return the table of `[B, N, H, D]` that says the same as one of `[B, H, N, D]`."""
+        """Return the table for `[B, N, H, D]` that equals one for `[B, H, N, D]`."""
         return self.cosine(table.producer().inputs[0], False, pairs)
 
     def _insert(self, value: Any, node: Any) -> Any:
-        """Add a node behind the one that makes the value, or first if it is a constant or an input."""
+        """Add a node after the one that computes the value, or first if it is a constant or an input."""
         before = value.producer()
         if before is None:
             self.graph.insert_before(self.graph[0], node)

@@ -1,4 +1,4 @@
-"""Pass: residual streams are read by the node that wrote them, and what is read is normalized there.
+"""Pass: let the node that writes residual streams also read and normalize them.
 
 Streams are a model's widest tensors, more than a core's cache holds: a node that writes a token of them and reads it at
 once passes over them once less. Every branch of `LocalTransformer` begins with a LayerNorm.
@@ -12,7 +12,8 @@ from ...core.nodes.fused import FUSED_DOMAIN, NORM_EPSILON
 from ..standard_ops.names import MODULE
 from .matching import attribute, only_user
 
-# The key of a node's metadata that holds the path of the norm's module; that of the node is the writing or reading one.
+# The key of a node's metadata that holds the path of the norm's module; the node's own path is that of the module that
+# writes or reads.
 NORM = "norm"
 
 
@@ -33,7 +34,7 @@ def _is(node: Any, op_type: str) -> bool:
 
 
 def _norm_of(read: Any) -> Any:
-    """Return the LayerNorm of each token's channels that alone uses a value, or its view without an axis; or None."""
+    """Return the LayerNorm of channels that is the only user of a value, or of its view without an axis; or None."""
     view = only_user(read, "Squeeze")
     norm = only_user(read if view is None else view.outputs[0], "LayerNormalization")
     if norm is None or len(norm.inputs) != 3 or len(norm.outputs) != 1 or norm.outputs[0].is_graph_output():

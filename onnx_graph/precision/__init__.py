@@ -1,1 +1,1 @@
-"""Passes that change the element types that a graph computes in."""
+"""Passes that change the element types in which a graph computes."""

@@ -1,4 +1,4 @@
-"""Let attention nodes read fp8: what quantises their inputs stays, what makes wider numbers of them again goes.
+"""Let attention nodes read fp8: keep the nodes that quantise their inputs, remove those that dequantise them.
 
 A file says that attention may be computed in fp8 by pairs around query, key and value, as TensorRT wants them:
 
@@ -21,7 +21,7 @@ _E4M3, _FP16 = 17, 10  # onnx.TensorProto.DataType
 
 
 class _Pair(NamedTuple):
-    """The name of numbers in fp8, their scale, and the element type of what DequantizeLinear makes of them."""
+    """Describe fp8 numbers: their name, their scale, and the element type that DequantizeLinear returns."""
 
     numbers: str
     scale: float
@@ -70,13 +70,13 @@ def _found(model: Any) -> dict[int, list[_Pair]]:
     for node in gpu_nodes(model):
         pairs = [_pair(makers.get(name), makers, constants) for name in node.proto.input[:3]]
         whole = [pair for pair in pairs if pair is not None]
-        if len(whole) == 3 and _is_taken(node) and node.proto.input[0] in declared:
+        if len(whole) == 3 and _has_kernel(node) and node.proto.input[0] in declared:
             found[places[node.proto.output[0]]] = whole
     return found
 
 
-def _is_taken(node: GpuNode) -> bool:
-    """Return whether there is a kernel of fp8 for a node's options and heads."""
+def _has_kernel(node: GpuNode) -> bool:
+    """Return whether there is an fp8 kernel for a node's options and head size."""
     shared_qk = any(attribute.name == "shared_qk" and attribute.i for attribute in node.proto.attribute)
     return node.head_dim is not None and computes_in_fp8(node.proto.op_type, node.head_dim, shared_qk=shared_qk)
 
@@ -102,7 +102,7 @@ def _is_e4m3(node: Any, constants: dict[str, Any]) -> bool:
 
 
 def _multiplied(graph: Any, node: Any, value: _Pair) -> list[Any]:
-    """Return what makes the node's output of its new one in fp16: a Cast where another type is due, and a Mul."""
+    """Return the nodes that turn the new fp16 output into the old one: a Mul, and a Cast if the type differs."""
     import numpy as np
     from onnx import helper, numpy_helper
 

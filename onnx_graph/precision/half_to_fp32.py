@@ -27,7 +27,7 @@ from ..graph_values import put_back, rename_inputs, set_nodes, take_weights, typ
 from ..judgement import graphs_of
 from ..library_errors import infer_shapes
 
-# Results of these operators are among their inputs, or negatives of them: exact in any element type. Results of control
+# Results of these operators are inputs or their negatives, so they are exact in any element type. Results of control
 # flow are those of its subgraphs, which are rounded inside.
 # fmt: off
 EXACT = frozenset((
@@ -44,7 +44,7 @@ PEAKS, MODULE = "localattn.peaks", "module"
 
 
 class Watched(NamedTuple):
-    """A copy that tells the largest magnitude of each value that it rounds.
+    """A copy of a model that also returns the largest magnitude of each value that it rounds.
 
     Args:
         model: the copy.
@@ -72,14 +72,14 @@ def apply(
 
 
 def watch(model: Any, has_kernel: Callable[[str, str], bool] = inlining.no_calls, *, rounds: bool = True) -> Watched:
-    """Return the copy of a model of fp16 that also tells how large the values are that it rounds to fp16.
+    """Return a copy of an fp16 model that also returns how large the values are that it rounds to fp16.
 
     Values inside of Scan, Loop and If are rounded, and not watched: their results are.
 
     Args:
         model: the model.
         has_kernel: as of `apply`.
-        rounds: whether values are rounded; else what follows a value beyond fp16 is computed as if it were none.
+        rounds: whether values are rounded; otherwise values beyond fp16 are kept, and later nodes use them.
     """
     return _rewritten(model, has_kernel, ("fp16",), watches=True, rounds=rounds)
 
@@ -208,7 +208,7 @@ class _Rewrite:
         ]
 
     def graph(self, graph: Any) -> None:
-        """Rewrite a graph whose inputs hold numbers of the file's types already."""
+        """Rewrite a graph whose inputs already have the precision of the file's types."""
         self._depth += 1
         nodes = [new for node in graph.node for new in self._node(node)]
         loads = []

@@ -1,1 +1,1 @@
-"""Rewrite models into standard operators alone, for runtimes that support no functions."""
+"""Rewrite models into standard operators only, for runtimes that do not support functions."""

@@ -1,4 +1,4 @@
-"""Rewrite: name nodes and values after the module they come from: `layers.0.0.branch/MatMul_2`.
+"""Name nodes and values after the module they come from: `layers.0.0.branch/MatMul_2`.
 
 Inputs, outputs and weights keep their names. A constant is named after the first node that reads it and the input of
 the operator: `layers.0.0.branch/Reshape.shape`.
@@ -46,7 +46,7 @@ def _is_constant(graph: Any, value: Any) -> bool:
 
 
 class _Names:
-    """Set of names that are taken.
+    """Make names unique.
 
     Args:
         taken: names that may not be used again.
@@ -66,7 +66,7 @@ class _Names:
 
 
 def _formal(node: Any, place: int, side: str) -> str:
-    """Return the operator's name for its input or output at a position; its number in a variadic one."""
+    """Return the operator's name for its input or output at a position; the number if it is variadic."""
     import onnx
 
     try:

@@ -1,4 +1,4 @@
-"""Rewrite: replace LpNormalization by a norm and a division, for engines that lack this operator.
+"""Replace LpNormalization by a norm and a division, for engines that lack this operator.
 
     y = x / n,   n = ‖x‖ where it is not 0, else 1
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 _REDUCTIONS = {1: "ReduceL1", 2: "ReduceL2"}
-# From this opset on a reduction takes its axes as an input.
+# From this opset on a reduction has its axes as an input.
 _AXES_ARE_INPUT = 18
 
 

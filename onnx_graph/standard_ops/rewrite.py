@@ -1,4 +1,4 @@
-"""Pass: rewrite a model into standard operators alone, for runtimes and tools that support no functions.
+"""Pass: rewrite a model into standard operators only, for runtimes and tools that do not support functions.
 
 Functions are inlined, and what follows from shapes is computed: index arithmetic becomes tables. Constants become
 initializers, shapes that inference finds again are left out, and nodes have names of the user's modules. onnxruntime
@@ -17,18 +17,18 @@ from . import scan_states
 from .names import name_by_module
 from .norms import without_lp_normalization
 
-# Tensors of real numbers from this size in bytes on count as weights, and nothing is computed from them ahead.
+# Real tensors of this size in bytes or more count as weights, and are not used in constant folding.
 _WEIGHTS_FROM = 4096
-# The most elements that a table may be computed from, and may have.
+# The most elements of the inputs, and of the result, of constant folding.
 _MOST_READ, _MOST_WRITTEN = 1 << 20, 1 << 20
-# Operators on real numbers that every machine rounds alike, besides those that only move them.
+# Operators on real numbers that every machine rounds alike, besides operators that only move numbers.
 _ROUNDED_ALIKE = frozenset(("Add", "Cast", "CastLike", "Constant", "ConstantOfShape", "Div", "Mul", "Range", "Sub"))
 # Loggers that report every node that is not folded.
 _CHATTY = ("onnxscript.optimizer._constant_folding", "onnx_ir.passes.common")
 
 
 def apply(model: Any) -> Any:
-    """Return the `onnx_ir.Model` in standard operators alone; the given one must not be used afterwards.
+    """Return the `onnx_ir.Model` in standard operators only; the given model must not be used afterwards.
 
     Its opset stays. A model with Scans is returned as another object. Weights are neither read nor copied, except
     those of 4 bits.
@@ -66,7 +66,7 @@ def apply(model: Any) -> Any:
 
 
 def _take_weights(model: Any) -> dict[str, Any]:
-    """Turn the weights into inputs, so that passes take them for unknown; return the tensors by name."""
+    """Turn the weights into inputs, so that passes treat them as unknown; return the tensors by name."""
     import onnx_ir as ir
 
     graph, indices = model.graph, (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
@@ -85,7 +85,7 @@ def _take_weights(model: Any) -> dict[str, Any]:
 
 
 def _put_back(model: Any, weights: dict[str, Any]) -> None:
-    """Undo `_take_weights`; a weight that nothing reads any more is left out."""
+    """Undo `_take_weights`; drop weights that are no longer read."""
     graph = model.graph
     for value in [value for value in graph.inputs if value.name in weights]:
         graph.inputs.remove(value)
@@ -95,7 +95,7 @@ def _put_back(model: Any, weights: dict[str, Any]) -> None:
 
 
 def _same_everywhere(node: Any) -> bool | None:
-    """Return whether a node may be computed ahead: False forbids it, None leaves it to the optimizer."""
+    """Return whether constant folding may compute a node: False forbids it, None leaves it to the optimizer."""
     real = any(value.dtype is None or value.dtype.is_floating_point() for value in node.outputs)
     return None if not real or node.op_type in EXACT | _ROUNDED_ALIKE else False
 

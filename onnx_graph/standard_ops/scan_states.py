@@ -1,4 +1,4 @@
-"""Pass: make outer values that a Scan reads its states, for engines that count each of them as one.
+"""Pass: turn outer values that a Scan reads into its states, for engines that count them as states.
 
 The subgraph of a Scan may read values of the graph around it (ONNX, operator Scan). OpenVINO 2026.4 counts each such
 value that is computed at run time as a state without a result, and refuses the file: "num_scan_outputs can't be
@@ -59,7 +59,7 @@ def _read_from_outside(graph: Any) -> Iterator[str]:
 
 
 def _add_state(node: Any, name: str) -> None:
-    """Make one outer value the last state of a Scan, in place; its type is left to inference, as ONNX allows."""
+    """Make one outer value the last state of a Scan, in place; type inference sets its type, as ONNX allows."""
     import onnx
 
     body, scanned = _body(node), next(a.i for a in node.attribute if a.name == "num_scan_inputs")

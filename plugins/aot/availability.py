@@ -12,7 +12,7 @@ def why_not_release(version: str) -> str:
     if has("aot_plugins", TENSORRT, version):
         return ""
     able = describe("aot_plugins", TENSORRT)
-    return f"TensorRT {version} finds no ahead-of-time plugins for the nodes of an ONNX file; {able} does"
+    return f"TensorRT {version} does not find ahead-of-time plugins for nodes of ONNX files; {able} does"
 
 
 def why_not() -> str:
@@ -21,7 +21,7 @@ def why_not() -> str:
         trt = importlib.import_module("tensorrt")
         version = str(trt.__version__)
     except Exception as error:  # NVIDIA's package fails in many ways without its libraries
-        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not import ({error})"
+        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported ({error})"
         return f"tensorrt {reason}; pip install 'localattn[tensorrt]'"
     reason = why_not_release(version)
     if reason:
@@ -29,11 +29,11 @@ def why_not() -> str:
     try:
         plugin = importlib.import_module("tensorrt.plugin")
     except Exception as error:
-        return f"tensorrt.plugin does not import ({error})"
+        return f"tensorrt.plugin cannot be imported ({error})"
     if not hasattr(plugin, "aot_impl"):
         return f"tensorrt.plugin of TensorRT {version} has no aot_impl"
     try:
         importlib.import_module("triton")
     except ImportError as error:
-        return f"Triton, which compiles the kernel, does not import ({error}); pip install 'localattn[plugin]'"
+        return f"Triton, which compiles the kernel, cannot be imported ({error}); pip install 'localattn[plugin]'"
     return ""

@@ -47,15 +47,16 @@ def register_plugins(target: Target) -> None:
     if _registered:
         raise UsageError(
             f"Ahead-of-time plugins for {target.name} cannot be registered.",
-            why=f"This process has registered them for {_registered[0].name}, and TensorRT keeps one of a name.",
-            fix="Build for one GPU a process.",
+            why=f"This process already registered plugins of this name for {_registered[0].name}; TensorRT keeps "
+            "only one.",
+            fix="Build for one GPU per process.",
         )
     reason = why_not()
     if reason:
         raise MissingDependency(
             "Ahead-of-time plugins cannot be used here.",
             why=f"{reason}.",
-            fix=f"Or take the library: {argument('plugin', 'library')}.",
+            fix=f"Or use the plugin library: {argument('plugin', 'library')}.",
         )
     trtp = importlib.import_module("tensorrt.plugin")
     for variant in SERVED:
@@ -94,8 +95,9 @@ def _register(trtp: Any, variant: KernelNode, target: Target) -> None:
         return tensors[0].like()
 
     def implementation(*arguments: Any) -> Any:
-        """Compile the kernel for a node and say how it is launched."""
-        # Inputs, attributes, outputs and the tactic all come by position here; a description gets attributes by name.
+        """Compile the kernel for a node and describe its launch."""
+        # TensorRT passes inputs, attributes, outputs and the tactic by position here, but attributes by name to a
+        # description.
         given = dict(zip(declared, arguments[inputs : inputs + len(declared)], strict=True))
         query, key = arguments[:2]
         attributes = _attributes(variant, given)
@@ -117,7 +119,7 @@ def _register(trtp: Any, variant: KernelNode, target: Target) -> None:
 def launch_of(
     trtp: Any, kernel: CompiledKernel, attributes: KernelAttributes, shape: Any, key_shape: Any
 ) -> tuple[Any, ...]:
-    """Return what TensorRT stores of a kernel: name, PTX, launch parameters and int32 arguments.
+    """Return what TensorRT stores for a kernel: name, PTX, launch parameters and int32 arguments.
 
     Args:
         trtp: `tensorrt.plugin`.
@@ -157,12 +159,14 @@ def _attributes(variant: KernelNode, arrays: dict[str, Any]) -> KernelAttributes
 def _known(size: Any) -> int:
     """Return a size as a number; refuse one that depends on the inputs."""
     if not size.is_constant:
-        raise UsageError("The head size of an attention node is open.", why="Its kernel is compiled for one size.")
+        raise UsageError(
+            "The head size of an attention node is dynamic.", why="A kernel is compiled for one head size."
+        )
     return int(size.constant_value())
 
 
 def _refuse_sizes(attributes: KernelAttributes, **sizes: Any) -> None:
-    """Refuse sizes that no kernel computes; a size known only at launch counts as 1."""
+    """Refuse sizes that no kernel supports; a size known only at launch counts as 1."""
     known = {name: int(size.constant_value()) if size.is_constant else 1 for name, size in sizes.items()}
     reason = why_unsupported(attributes, **known)
     if reason:

@@ -1,1 +1,1 @@
-"""Kernels of the attention node and of the fused nodes for onnxruntime on the CPU: C++ in `source/`, one library."""
+"""Kernels of the attention node and the fused nodes for onnxruntime on the CPU: C++ in `source/`, one library."""

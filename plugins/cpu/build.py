@@ -1,4 +1,4 @@
-"""Building the library of compiled kernels that onnxruntime opens: one C++ compiler call, no headers of onnxruntime."""
+"""Build the library of compiled kernels for onnxruntime: one C++ compiler call, without onnxruntime's headers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .facts import CpuLibraryFacts, parse_facts
 _log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "source"
-# One file is compiled for several instruction sets, chosen when it runs; so nothing here names a processor.
+# The library contains code for several instruction sets and chooses at run time, so no option names a processor.
 OPTIONS = ("-O3",)
 
 
@@ -36,14 +36,14 @@ def build_library(
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> CpuLibraryFacts:
-    """Build a library and the file of facts beside it; they appear whole or not at all.
+    """Build a library and its sidecar; both appear whole or not at all.
 
     Args:
         output: path of the library.
         arch: processor it shall run on.
         compiler: for this processor; the first that is found by default.
         overwrite: an existing file may be replaced.
-        progress: told of each step.
+        progress: called with each step.
 
     Raises:
         UsageError: the output exists or cannot be written.
@@ -76,7 +76,7 @@ def build_library(
 
 
 def build_into_cache() -> CpuLibraryFacts:
-    """Build the library for this machine where sessions find it, unless it is there already.
+    """Build the library for this machine into the cache, unless it exists there.
 
     Raises:
         UsageError: no library can be built for this machine, or it cannot be kept.
@@ -89,10 +89,10 @@ def build_into_cache() -> CpuLibraryFacts:
 
 
 def up_to_date(library: Path, arch: Arch) -> CpuLibraryFacts | None:
-    """Return the facts of a library in the cache if building it again would give the same, else None."""
+    """Return the sidecar of a library in the cache if building it again would give the same library, else None."""
     try:
         stored = next((found for found in candidates(CPU_KERNELS) if found.path == library), None)
         facts = None if stored is None else parse_facts(stored.read().facts, library)
-    except LocalAttnError:  # whatever is wrong with it, it is not up to date
+    except LocalAttnError:  # any error means that it is not up to date
         return None
     return facts if facts and facts.arch == arch and facts.fingerprint == CPU_KERNELS.fingerprint() else None

@@ -37,7 +37,7 @@ def check_library(library: Library) -> CheckedLibrary:
 
     Raises:
         MissingDependency: onnxruntime or onnx is not installed, or does not take the library.
-        CheckFailed: a kernel does not run, or computes something else.
+        CheckFailed: a kernel does not run, or computes a wrong result.
     """
     without_telemetry()
     try:
@@ -56,7 +56,7 @@ def check_library(library: Library) -> CheckedLibrary:
         raise MissingDependency(
             f"onnxruntime {ort.__version__} does not load {library.path}.",
             why=library.in_words(error),
-            fix=f"It takes libraries from release {OLDEST_ONNXRUNTIME} on. {_AGAIN}",
+            fix=f"Libraries need onnxruntime {OLDEST_ONNXRUNTIME} or later. {_AGAIN}",
         ) from error
     kernels: dict[str, list[str]] = {}
     for probe in probes():
@@ -77,7 +77,7 @@ def _run(ort: Any, options: Any, probe: Probe) -> None:
     for output, expected in zip(outputs, probe.expected.values(), strict=True):
         worst = float(np.abs(output - expected).max())
         if not worst < 1e-2:
-            raise CheckFailed(f"{name} computes something else.", why=f"It is off by {worst:.3g}.")
+            raise CheckFailed(f"{name} computes a wrong result.", why=f"Its largest error is {worst:.3g}.")
 
 
 def _model(probe: Probe) -> bytes:

@@ -1,4 +1,4 @@
-"""The JSON file beside a library of kernels for onnxruntime.
+"""Define the sidecar of a library of kernels for onnxruntime.
 
 It is read and written without pydantic: `setup.py` builds the library where no dependency of the package is installed.
 """
@@ -18,7 +18,7 @@ from ...core.storage.library_store import CPU_KERNELS
 
 @dataclass(frozen=True)
 class CpuLibraryFacts:
-    """Facts of a library.
+    """The sidecar of a library.
 
     Args:
         arch: processor it runs on, "x86_64" or "aarch64".
@@ -32,7 +32,7 @@ class CpuLibraryFacts:
         kernels: element types by op type.
         format: always "localattn-onnxruntime".
         format_version: 2.
-        path: where the library lies; not in the file.
+        path: the library's path; not in the file.
     """
 
     arch: str
@@ -51,7 +51,7 @@ class CpuLibraryFacts:
     path: Path = Path()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts as JSON types, without the path."""
+        """Return the sidecar as JSON types, without the path."""
         return {name: value for name, value in asdict(self).items() if name != "path"}
 
     def to_json(self) -> str:
@@ -60,12 +60,12 @@ class CpuLibraryFacts:
 
 
 def parse_facts(document: Mapping[str, Any], library: Path) -> CpuLibraryFacts:
-    """Parse the facts of a library, from the file beside it or from the index of the cache.
+    """Parse the sidecar of a library, from its file or from the index of the cache.
 
     Raises:
         UsageError: they are not of such a library.
     """
-    broken = UsageError(f"The facts of {library} do not describe a {CPU_KERNELS.title}.")
+    broken = UsageError(f"The sidecar of {library} does not describe a {CPU_KERNELS.title}.")
     try:
         facts = CpuLibraryFacts(**{f.name: document[f.name] for f in fields(CpuLibraryFacts) if f.name != "path"})
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""One small call of every compiled kernel, with a result that is known without running the same computation."""
+"""Define a small call of every compiled kernel, whose result is known without running the same computation."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _read_streams(_element: Any) -> InAndOut:
 
 
 def _read_and_norm(element: Any) -> InAndOut:
-    """Make the same streams; what is read is scaled by 2 and shifted by 3 after its LayerNorm."""
+    """Make the same streams; the read result is scaled by 2 and shifted by 3 after its LayerNorm."""
     inputs, (read, *weights) = _read_streams(element)
     spread = np.sqrt(read.var(axis=-1, keepdims=True) + NORM_EPSILON)
     normal = 2 * (read - read.mean(axis=-1, keepdims=True)) / spread + 3
@@ -214,7 +214,7 @@ def _read_and_norm(element: Any) -> InAndOut:
 
 
 def _mix_and_read(element: Any) -> InAndOut:
-    """Make streams that are, once moved on by one and without a branch's output, those of `_read_and_norm`."""
+    """Make streams that, shifted by one and without a branch's output, equal those of `_read_and_norm`."""
     (streams, *reading), outputs = _read_and_norm(element)
     before = np.roll(streams, -1, axis=2)
     nothing = np.zeros((_BATCH, _LENGTH, _HEAD_DIM), np.float32)

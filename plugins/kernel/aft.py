@@ -1,4 +1,4 @@
-"""Which compiled kernels there are of the AFT-local nodes, and the arguments every one of them takes.
+"""List the compiled kernels of the AFT-local nodes, and their common arguments.
 
 All tensors are fp32, but the mask. One kernel serves every length, batch, number of channels and reach of the biases.
 The order is inputs, scalars, output; shapes are those of `core.nodes.aft`:

@@ -1,4 +1,4 @@
-"""What every kernel uses on every target: `budget.json`, and the limits it is held to.
+"""Check the resources of every kernel on every target against `budget.json` and the limits.
 
 python -m localattn.plugins.kernel.budget --write     compile all and write the table; with --target its part of it
 python -m localattn.plugins.kernel.budget             compile all and compare
@@ -21,7 +21,7 @@ from .targets import TARGETS, Target, target
 from .tiles import FREE_SHARED_BYTES, OPT_IN_SHARED_BYTES, tile_for
 
 TABLE = Path(__file__).with_name("budget.json")
-# What the name of a kernel ends with where ahead-of-time plugins have a tile of their own.
+# Suffix of a kernel's name if ahead-of-time plugins use another tile.
 AHEAD_OF_TIME = "@48KB"
 
 
@@ -51,7 +51,7 @@ def figures(kernel: CompiledKernel) -> dict[str, Any]:
 
 
 def largest_shared_bytes(kernel: CompiledKernel) -> int:
-    """Return the shared memory that a kernel may take."""
+    """Return the shared memory that a kernel may use."""
     free = kernel.tile == tile_for(kernel.spec, kernel.target, opt_in=False)
     return FREE_SHARED_BYTES if free else OPT_IN_SHARED_BYTES[kernel.target.matrix_unit]
 
@@ -87,7 +87,7 @@ def write_table(kernels: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 
 def main() -> int:
-    """Compile everything; 1 if a kernel breaks a limit or differs from the table."""
+    """Compile everything; return 1 if a kernel breaks a limit or differs from the table."""
     parser = argparse.ArgumentParser(prog="python -m localattn.plugins.kernel.budget", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write budget.json")
     parser.add_argument("--target", nargs="+", default=list(TARGETS), help="targets to compile for")

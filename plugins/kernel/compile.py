@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation of the kernel, without a GPU: PTX, machine code, and what they use.
+"""Compile kernels ahead of time, without a GPU: PTX, machine code, and their resources.
 
 Triton compiles to PTX. Two scratch pointers that it appends to the parameters are taken out again, so that the kernel
 takes exactly the arguments of `spec`; the result is assembled by the ptxas in Triton's wheel.
@@ -27,7 +27,7 @@ from .spec import ELEMENT_TYPES, KernelSpec, Tile
 from .targets import FP8_PTX_VERSION, OLDEST, OLDEST_OF_FP8, Target
 from .tiles import tile_for
 
-# A kernel of an attention node, of AFT-local's, or of steps and chunks.
+# A kernel of attention nodes, of AFT-local nodes, or of step and chunk nodes.
 AnySpec = KernelSpec | AftSpec | RingSpec | JoinSpec
 
 
@@ -82,7 +82,8 @@ def compile_kernel(spec: AnySpec, target: Target, tile: Tile | None = None) -> C
     ptx = _own_parameters_only(text, entry, len(spec.arguments)).replace(entry, spec.name)
     cubin, registers, spills = assemble(ptx, target)
     if spills:
-        # ptxas spilled to fit one more block on a multiprocessor; asked for one block only, it takes the registers.
+        # ptxas spilled to fit one more block on a multiprocessor; if only one block is required, it uses more
+        # registers.
         ptx = re.sub(r"^\.reqntid \d+", r"\g<0>\n.minnctapersm 1", ptx, count=1, flags=re.MULTILINE)
         cubin, registers, spills = assemble(ptx, target)
     return CompiledKernel(spec, target, tile, spec.name, ptx, cubin, shared_bytes, threads, registers, spills)
@@ -98,7 +99,7 @@ def compile_tiles(
     Args:
         wanted: what to compile.
         jobs: processes at a time.
-        progress: told of each kernel in the order of the result.
+        progress: called with each kernel, in the order of the result.
 
     Raises:
         MissingDependency: Triton is not installed, or was imported as interpreter.
@@ -111,7 +112,7 @@ def compile_tiles(
         if jobs <= 1:
             compiled = (compile_kernel(*each) for each in wanted)
         else:
-            _triton()  # a clear error here, before any process is started
+            _triton()  # raise a clear error before any process is started
             pool = stack.enter_context(
                 ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent)
             )
@@ -134,7 +135,7 @@ def _triton() -> Any:
     except ImportError as error:
         raise MissingDependency(
             "Triton is not installed.",
-            why=f"It compiles the attention kernel ({error}).",
+            why=f"Triton compiles the attention kernel ({error}).",
             fix="Install it: pip install 'localattn[plugin]'",
         ) from error
     if triton.knobs.runtime.interpret:
@@ -177,9 +178,9 @@ def _to_ptx(spec: AnySpec, target: Target, tile: Tile) -> tuple[str, str, int, i
     types = dict.fromkeys(spec.arguments, pointer) | dict.fromkeys(spec.scalars, "i32")
     types |= {name: f"*{element}" for name, element in spec.pointers.items()}
     types |= dict.fromkeys(constants, "constexpr")
-    # Targets whose PTX is portable have the same text: Triton's cache then makes it once for all of them.
+    # Targets with portable PTX have the same text, so Triton's cache compiles it once for all of them.
     text_of = oldest_for(spec) if target.portable_ptx else target
-    # Tensors start at multiples of 16 bytes everywhere; said so, their loads are 16 bytes wide and asynchronous.
+    # Tensors always start at multiples of 16 bytes; this hint makes loads 16 bytes wide and asynchronous.
     aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in types if types[name][0] == "*"}
     version = max(target.ptx_version, FP8_PTX_VERSION if text_of is OLDEST_OF_FP8 else 0)
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "ptx_version": version}
@@ -202,7 +203,7 @@ def _to_ptx(spec: AnySpec, target: Target, tile: Tile) -> tuple[str, str, int, i
     if facts.global_scratch_size or facts.profile_scratch_size:
         raise BuildFailed(
             f"{spec.name} for {target.name} uses scratch memory.",
-            why="Plugins launch it without any.",
+            why="Plugins launch kernels without scratch memory.",
             fix="Choose another tile.",
         )
     ptx = compiled.asm["ptx"].replace(f".target {text_of.name}", f".target {target.name}")
@@ -210,7 +211,7 @@ def _to_ptx(spec: AnySpec, target: Target, tile: Tile) -> tuple[str, str, int, i
 
 
 def _own_parameters_only(ptx: str, entry: str, arguments: int) -> str:
-    """Take out of the PTX the parameters that Triton appends after the kernel's own."""
+    """Remove from the PTX the parameters that Triton appends to the kernel's own."""
     begin = ptx.index(f".entry {entry}(")
     end = ptx.index("\n)", begin)
     head, parameters, body = ptx[:begin], ptx[begin:end], ptx[end:]
@@ -246,5 +247,5 @@ def assemble(ptx: str, target: Target) -> tuple[bytes, int, int]:
         registers = re.search(r"Used (\d+) registers", log)
         spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
         if registers is None or spills is None:
-            raise BuildFailed("ptxas did not tell registers and spills.", why=log.strip()[:200])
+            raise BuildFailed("ptxas did not report registers and spills.", why=log.strip()[:200])
         return result.read_bytes(), int(registers[1]), max(map(int, spills.groups()))

@@ -1,4 +1,4 @@
-"""Runs the kernel on PyTorch tensors: on a GPU through Triton's own compiler, on the CPU in its interpreter."""
+"""Run the kernel on PyTorch tensors: on a GPU through Triton's compiler, on the CPU in its interpreter."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def launch(
     kv_heads = key.shape[attributes.perm[1]]
     reason = why_unsupported(attributes, batch=batch, heads=heads, length=length, kv_heads=kv_heads)
     if reason:
-        raise UsageError("The attention kernel does not compute this case.", why=f"{reason[0].upper()}{reason[1:]}.")
+        raise UsageError("The attention kernel does not support this case.", why=f"{reason[0].upper()}{reason[1:]}.")
     query, key, value = (x.contiguous() for x in (query, key, value))
     output = torch.empty_like(query, dtype=torch.float16 if spec.output_dtype == "fp16" else None)
     if not output.numel():
@@ -75,7 +75,7 @@ def launch(
 
 
 def compiled_in(spec: AnySpec, tile: Tile) -> dict[str, Any]:
-    """Return what a launch compiles in; tensors that are absent are given as None in their places."""
+    """Return the compile-time parameters of a launch; absent tensors are given as None."""
     constants = {name: value for name, value in spec.constants(tile).items() if value is not None}
     return {**constants, "num_warps": tile.warps, "num_stages": tile.stages}
 
@@ -106,7 +106,7 @@ def spec_of(
 
 
 def device_target(device: torch.device) -> Target:
-    """Return the target a device belongs to; tensors on the CPU count as sm_80.
+    """Return the target of a device; the CPU counts as sm_80.
 
     A capability that is not in the table belongs to the next lower one.
 

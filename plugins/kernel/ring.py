@@ -1,4 +1,4 @@
-"""Which compiled kernels there are of the step and chunk nodes, and the arguments every one of them takes.
+"""List the compiled kernels of the step and chunk nodes, and their common arguments.
 
 A node is `core.nodes.step`'s. All heads of queries that share a head of keys, and all tokens of a call, are rows of one
 product: `rows = H / KV · C`. Where few programs would have many keys each, the keys are cut into `splits`; each split
@@ -45,13 +45,13 @@ from .spec import FULL_SET_TYPES, MAX_BATCH_HEADS, Arguments, Flags, Tile, check
 
 SCALARS = ("tokens", "slots", "kv_heads", "group", "biases", "span", "splits", "scale_bits", "softcap_bits")
 SHARED, BY_HEAD, BY_SEQUENCE = range(3)
-# Head sizes of the full set: those of the models that are run token by token.
+# Head sizes of the full set: those of models that generate token by token.
 RING_HEAD_DIMS = (64, 128)
-# Keys of a split are so many, or a multiple.
+# The number of keys in a split is a multiple of this.
 SPAN_UNIT = 64
-# Enough for two programs on each of an H200's multiprocessors; fewer devices only have more of them to do in turn.
+# Enough for two programs on each multiprocessor of an H200; smaller devices run more of them in turn.
 PROGRAMS = 264
-# A split has at least this many keys, and fewer than these are not split: joining takes a launch of its own.
+# A split has at least this many keys, and fewer keys are not split, because joining needs another launch.
 LEAST_SPAN, SPLIT_FROM = 256, 1024
 _INT32_END = 2**31
 
@@ -86,14 +86,14 @@ class RingSpec(Arguments):
         check_type_and_width(self.dtype, self.head_dim, FULL_SET_TYPES)
         if self.dtype == "fp32" and self.head_dim > WIDEST_FP32_RING_HEAD:
             raise UsageError(
-                f"There is no kernel of a {self.node} for fp32 heads {self.head_dim} wide.",
-                why=f"It takes up to {WIDEST_FP32_RING_HEAD}: wider ones do not fit the registers.",
-                fix="Leave the node to its function definition, which takes any width.",
+                f"There is no {self.node} kernel for fp32 heads of size {self.head_dim}.",
+                why=f"Up to {WIDEST_FP32_RING_HEAD} are supported: wider heads do not fit in registers.",
+                fix="Use the node's ONNX function, which supports any head size.",
             )
         if not self.op_types:
             raise UsageError(
-                f"There is no kernel of a {self.node} with these inputs.",
-                why="No node that is served has them together.",
+                f"There is no {self.node} kernel with these inputs.",
+                why="No supported node has this combination of inputs.",
             )
 
     @property
@@ -136,7 +136,7 @@ class RingSpec(Arguments):
 
     @property
     def pointers(self) -> dict[str, str]:
-        """Element types of the tensors that have not the query's, as Triton names them."""
+        """Triton's names of the element types of tensors that differ from the query's."""
         keys_and_values = ("key", "value", "key_cache", "value_cache", "next_key", "next_value")
         types = dict.fromkeys(keys_and_values, self.cache_dtype)
         types |= dict.fromkeys(("score_bias", "query_scale", "key_scale", "parts"), "fp32")
@@ -221,7 +221,7 @@ def ring_specs_for(variant: StepVariant, dtype: str, head_dim: int) -> tuple[Rin
 def ring_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[RingSpec | JoinSpec]:
     """Return the kernels of every op type in these element types and head sizes.
 
-    Without head sizes those of the full set, which has none with xpos, softcap or sinks: they come with a model.
+    Without head sizes, those of the full set, which has no xpos, softcap or sinks: such kernels are built for a model.
 
     Raises:
         UsageError: an element type or head size without a kernel.
@@ -243,7 +243,7 @@ def ring_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[
 
 @dataclass(frozen=True)
 class Plan:
-    """How one call is cut: rows of a head of keys, keys attended to, keys of a split, splits, programs abreast."""
+    """Describe how a call is split: rows per head of keys, keys, keys per split, splits, parallel programs."""
 
     rows: int
     keys: int
@@ -258,12 +258,12 @@ class Plan:
 
     @property
     def parts(self) -> int:
-        """How many parts of rows there are; none without splits."""
+        """The number of partial rows; 0 without splits."""
         return self.rows * self.splits * self.grid[1] if self.splits > 1 else 0
 
 
 def plan(tile: Tile, *, batch: int, kv_heads: int, group: int, tokens: int, slots: int, chunked: bool) -> Plan:
-    """Return how a call is cut; it depends on sizes alone, so that every device adds in the same order."""
+    """Return how a call is split; this depends only on sizes, so that every device adds in the same order."""
     rows, keys = group * tokens, slots + chunked * tokens
     blocks = -(-rows // tile.block_queries)
     most = keys // LEAST_SPAN if keys >= SPLIT_FROM else 1
@@ -282,11 +282,11 @@ def pack_ring_scalars(
 
 
 def why_ring_unsupported(*, batch: int, heads: int, kv_heads: int, tokens: int, slots: int) -> str:
-    """Return why no compiled kernel computes a node of this size; empty if one does."""
+    """Return why no compiled kernel supports a node of this size; empty if one does."""
     if kv_heads < 1 or heads % kv_heads:
-        return f"{heads} heads of queries cannot share {kv_heads} of keys"
+        return f"{heads} heads of queries cannot share {kv_heads} heads of keys"
     if batch * kv_heads > MAX_BATCH_HEADS:
-        return f"batch times heads of keys is {batch * kv_heads}, above {MAX_BATCH_HEADS}"
+        return f"batch times heads of keys is {batch * kv_heads}; the limit is {MAX_BATCH_HEADS}"
     if (slots + tokens) * max(tokens, heads // kv_heads) + SPAN_UNIT >= _INT32_END:
         return f"{tokens} tokens and {slots} slots overflow 32-bit positions"
     return ""

@@ -1,4 +1,4 @@
-"""The kernel of the step and chunk nodes: attention that goes on from a ring of keys and values (`core.nodes.step`).
+"""Define the kernel of the step and chunk nodes: attention that continues from a ring (`core.nodes.step`).
 
     out_r = Σ_s p_rs · v_s,   p = softmax over s of  scale·⟨q_r, k_s⟩ + bias_rs
 

@@ -1,4 +1,4 @@
-"""Which compiled kernels there are, and the arguments every one of them takes.
+"""List the compiled kernels, and their common arguments.
 
 One compiled kernel serves every window geometry, scale, layout, length, batch and number of heads: those are
 arguments at run time. Compiled in are the element type, the head size, which optional inputs there are, xpos,
@@ -57,7 +57,7 @@ SCALARS = (
 # one (the digits of fp16).
 Fp32Products = Literal["ieee", "tf32x3", "tf32"]
 
-# The launch grid's second axis holds at most this many programs: B·H.
+# The launch grid's second axis, B·H, has at most this many programs.
 MAX_BATCH_HEADS = 65535
 SMALLEST_HEAD_DIM, LARGEST_HEAD_DIM = NARROWEST_HEAD, WIDEST_HEAD
 LARGEST_TF32X3_HEAD_DIM = 128
@@ -66,7 +66,7 @@ _INT32_END = 2**31
 
 @dataclass(frozen=True)
 class ElementType:
-    """An element type: Triton's name of it, and bytes an element."""
+    """An element type: Triton's name, and bytes per element."""
 
     triton: str
     size: int
@@ -78,16 +78,16 @@ ELEMENT_TYPES = {
     "fp32": ElementType("fp32", 4),
     "fp8": ElementType("fp8e4nv", 1),  # E4M3
 }
-# Those of the full set, and of steps; kernels of fp8 are built when they are asked for or when a model has them.
+# Element types of the full set, and of steps; fp8 kernels are built only on request or if a model needs them.
 FULL_SET_TYPES = ("fp16", "bf16", "fp32")
-# Head sizes of the kernels of fp8 that are built when none is named.
+# Default head sizes of fp8 kernels.
 FP8_HEAD_DIMS = (64, 128)
-# Products of fp8 take 32 numbers at once.
+# fp8 products combine 32 numbers at once.
 _PADDED_FP8_HEAD = 32
 
 
 class Options(NamedTuple):
-    """What an op type of attention says of its kernel: which optional inputs and computations there are."""
+    """What an op type of attention determines about its kernel: optional inputs and computations."""
 
     mask: bool
     bias: bool
@@ -97,7 +97,7 @@ class Options(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """The options by which the library tells its kernels apart, in its order; those of `Options` come first."""
+    """The options that distinguish kernels in the library, in its order; those of `Options` come first."""
 
     mask: bool = False
     bias: bool = False
@@ -166,13 +166,13 @@ class KernelSpec(Arguments):
         check_type_and_width(self.dtype, self.head_dim)
         if self.dtype == "fp8" and not _fp8_takes(self.head_dim, self.options, shared_qk=self.has_shared_qk):
             raise UsageError(
-                f"There is no attention kernel for fp8 with heads {self.head_dim} wide and these inputs.",
-                why=f"Kernels of fp8 take heads up to {WIDEST_FP8_HEAD} wide and a key mask, nothing else.",
-                fix="Leave query, key and value of this node in fp16.",
+                f"There is no fp8 attention kernel for head size {self.head_dim} and these inputs.",
+                why=f"fp8 kernels support head sizes up to {WIDEST_FP8_HEAD} and a key mask, but no other input.",
+                fix="Keep query, key and value of this node in fp16.",
             )
         if self.fp32_products not in _fp32_products(self.dtype, self.head_dim):
             raise UsageError(
-                f"There is no attention kernel for {self.dtype}, heads {self.head_dim} wide, with {self.fp32_products} "
+                f"There is no attention kernel for {self.dtype}, head size {self.head_dim}, with {self.fp32_products} "
                 "products.",
                 fix=f"Known: {', '.join(_fp32_products(self.dtype, self.head_dim))}.",
             )
@@ -180,7 +180,8 @@ class KernelSpec(Arguments):
             check_xpos(self.head_dim)
         if not self.op_types:
             raise UsageError(
-                "There is no attention kernel with these inputs.", why="No node that is served has them together."
+                "There is no attention kernel with these inputs.",
+                why="No supported node has this combination of inputs.",
             )
 
     @property
@@ -195,7 +196,7 @@ class KernelSpec(Arguments):
 
     @property
     def element_size(self) -> int:
-        """Bytes an element."""
+        """Bytes per element."""
         return ELEMENT_TYPES[self.dtype].size
 
     @property
@@ -206,7 +207,7 @@ class KernelSpec(Arguments):
 
     @property
     def options(self) -> Options:
-        """What the op type tells."""
+        """The options that follow from the op type."""
         return Options(self.has_mask, self.has_bias, self.has_xpos, self.has_softcap, self.has_sinks)
 
     @property
@@ -228,12 +229,12 @@ class KernelSpec(Arguments):
 
     @property
     def flags(self) -> Flags:
-        """The options by which the library tells its kernels apart."""
+        """The options that distinguish kernels in the library."""
         return Flags(*self.options, shared_qk=self.has_shared_qk)
 
     @property
     def pointers(self) -> dict[str, str]:
-        """Element types of the tensors that have not the query's, as Triton names them."""
+        """Triton's names of the element types of tensors that differ from the query's."""
         others = {"output": ELEMENT_TYPES[self.output_dtype].triton} if self.output_dtype != self.dtype else {}
         return others | ({"key_mask": "u8"} if self.has_mask else {})
 
@@ -253,10 +254,10 @@ class KernelSpec(Arguments):
 
 
 def check_type_and_width(dtype: str, head_dim: int, known: Collection[str] = ELEMENT_TYPES) -> None:
-    """Refuse an element type that is not known, or a head size that no kernel of attention has.
+    """Refuse an unknown element type, or a head size that no attention kernel supports.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such kernel.
     """
     if dtype not in known:
         raise UsageError(
@@ -265,19 +266,20 @@ def check_type_and_width(dtype: str, head_dim: int, known: Collection[str] = ELE
         )
     if not SMALLEST_HEAD_DIM <= head_dim <= LARGEST_HEAD_DIM:
         raise UsageError(
-            f"There is no attention kernel for heads {head_dim} wide.",
-            why=f"It takes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM}: a tile holds whole rows in shared memory.",
-            fix="Leave the attention node to its function definition, which takes any width.",
+            f"There is no attention kernel for head size {head_dim}.",
+            why=f"Sizes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM} are supported: a tile holds whole rows in shared "
+            "memory.",
+            fix="Use the node's ONNX function, which supports any head size.",
         )
 
 
 def _fp8_takes(head_dim: int, options: Options, *, shared_qk: bool) -> bool:
-    """Return whether there is a kernel of fp8 with these options: none but a mask."""
+    """Return whether there is an fp8 kernel with these options: only a mask is supported."""
     return head_dim <= WIDEST_FP8_HEAD and not shared_qk and not any(options._replace(mask=False))
 
 
 def _fp32_products(dtype: str, head_dim: int) -> tuple[Fp32Products, ...]:
-    """Return the ways to multiply that there are; three products of TF32 do not fit the registers with wide heads."""
+    """Return the available ways to multiply; with wide heads, three TF32 products do not fit in registers."""
     if dtype != "fp32":
         return ("ieee",)
     return ("ieee", "tf32", "tf32x3") if head_dim <= LARGEST_TF32X3_HEAD_DIM else ("ieee", "tf32")
@@ -303,12 +305,12 @@ def spec_for(node: KernelNode, dtype: str, head_dim: int, *, shared_qk: bool = F
     return KernelSpec(dtype, head_dim, *options_of(node), has_shared_qk=shared_qk)
 
 
-# Every combination of options that some node has.
+# Every combination of options that occurs in nodes.
 OPTIONS = tuple(dict.fromkeys(options_of(node) for node in SERVED))
 
-# Head sizes of the full set; others are built when they are asked for or when a model has them.
+# Head sizes of the full set; others are built only on request or if a model needs them.
 HEAD_DIMS = (16, 32, 64, 128, 256)
-# What few models have is in the full set with the head sizes of those models: local-attention's default, Gemma 2's,
+# Rare options are in the full set only with the head sizes of their models: local-attention's default, Gemma 2's,
 # gpt-oss's. No two of them come together there.
 RARE_HEAD_DIMS = {"has_xpos": (64,), "has_softcap": (128, 256), "has_sinks": (64,), "has_shared_qk": (64,)}
 
@@ -318,7 +320,7 @@ def full_set(
 ) -> list[KernelSpec]:
     """Return the kernels of every op type in these element types (by default all but fp8) and head sizes.
 
-    Without head sizes those of the full set: what is rare has fewer. `fp32_products` are "ieee" where there are no
+    Without head sizes, those of the full set; rare options have fewer. `fp32_products` are "ieee" where there are no
     others.
 
     Raises:
@@ -339,25 +341,25 @@ def full_set(
 
 
 def multiplied(spec: KernelSpec, fp32_products: Fp32Products) -> KernelSpec:
-    """Return a kernel with its fp32 multiplied in this way, or the kernel itself where there is no such way."""
+    """Return a kernel that multiplies fp32 in this way, or the kernel itself if it does not support that."""
     there = fp32_products in _fp32_products(spec.dtype, spec.head_dim)
     return replace(spec, fp32_products=fp32_products) if there else spec
 
 
 def _in_full_set(spec: KernelSpec) -> bool:
-    """Return whether models are likely to have it: of what is rare one thing at most, with the head sizes it has."""
+    """Return whether models are likely to need this kernel: at most one rare option, at its listed head sizes."""
     rare = [sizes for option, sizes in RARE_HEAD_DIMS.items() if getattr(spec, option)]
     return len(rare) < 2 and all(spec.head_dim in sizes for sizes in rare)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How the work is cut.
+    """Describe how the work is split into tiles.
 
     Args:
-        block_queries: queries a program (a thread block).
-        block_keys: keys a step of its loop.
-        warps: warps a program, of 32 threads.
+        block_queries: queries per program (thread block).
+        block_keys: keys per step of its loop.
+        warps: warps per program, of 32 threads.
         stages: tiles of keys and values in flight; 1 loads without overlap.
     """
 
@@ -415,20 +417,20 @@ def pack_scalars(attributes: KernelAttributes, length: int, heads: int, kv_heads
 def why_unsupported(
     attributes: KernelAttributes, *, batch: int, heads: int, length: int, kv_heads: int | None = None
 ) -> str:
-    """Return why no compiled kernel computes this node at this size; empty if one does.
+    """Return why no compiled kernel supports this node at this size; empty if one does.
 
     The element type and the head size are `KernelSpec`'s to judge.
     """
     g = attributes.geometry
     xpos_base = getattr(attributes, "xpos_scale_base", 0.0)
     if xpos_base and xpos_base < SMALLEST_XPOS_BASE:
-        return f"the base of xpos is {xpos_base:g}, below {SMALLEST_XPOS_BASE:g}"
+        return f"the xpos base is {xpos_base:g}; the minimum is {SMALLEST_XPOS_BASE:g}"
     if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
-        return f"{heads} heads of queries cannot share {kv_heads} of keys"
+        return f"{heads} heads of queries cannot share {kv_heads} heads of keys"
     if tuple(attributes.perm) not in (SEQUENCE_FIRST, HEADS_FIRST):
         return f"the layout {list(attributes.perm)} is neither [B, N, H, D] nor [B, H, N, D]"
     if batch * heads > MAX_BATCH_HEADS:
-        return f"batch times heads is {batch * heads}, above {MAX_BATCH_HEADS}"
+        return f"batch times heads is {batch * heads}; the limit is {MAX_BATCH_HEADS}"
     if g.sees_all:
         return f"length {length} overflows 32-bit positions" if 2 * length >= _INT32_END else ""
     if length + g.keys_per_window + g.window_size >= _INT32_END or g.keys_per_window * g.window_size >= _INT32_END:

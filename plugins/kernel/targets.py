@@ -1,4 +1,4 @@
-"""The GPUs a kernel is compiled for: compute capability, PTX version, devices."""
+"""List the GPUs that kernels are compiled for: compute capability, PTX version, devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Target:
 
     @property
     def portable_ptx(self) -> bool:
-        """Whether its PTX also runs on later devices; that of wgmma and tcgen05 does not."""
+        """Whether its PTX also runs on later devices, which PTX with wgmma or tcgen05 does not."""
         return self.capability < 90
 
 
@@ -58,12 +58,12 @@ TARGETS = {
 
 # The oldest: its PTX runs on all later devices.
 OLDEST = min(TARGETS.values(), key=lambda target: target.capability)
-# The oldest with matrix products of fp8, and the version of PTX that has them for mma (drivers of CUDA 12.4).
+# The oldest target with fp8 matrix products, and the PTX version that has them for mma (drivers of CUDA 12.4).
 OLDEST_OF_FP8, FP8_PTX_VERSION = TARGETS[f"sm_{OLDEST_WITH_FP8}"], 84
 
-# Left out, with the reason.
+# Targets that are not supported, with the reason.
 REFUSED = {
-    "sm_75": "Triton has no tensor core path for it: the kernel takes all 255 registers and spills 1 to 4 kB a thread.",
+    "sm_75": "Triton cannot use its tensor cores: the kernel needs all 255 registers and spills 1 to 4 kB per thread.",
 }
 
 

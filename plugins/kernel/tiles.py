@@ -1,4 +1,4 @@
-"""The tile of each kernel on each target: one table, and a second one of tiles that take more shared memory.
+"""Choose the tile of each kernel on each target: one table, and a second one of tiles with more shared memory.
 
 It goes by the tensor core instructions, bytes an element, bias and padded head size. More than 48 KB of shared memory a
 launch must ask for. TensorRT's ahead-of-time plugins cannot, so they have the first table alone. `budget` holds every
@@ -53,7 +53,7 @@ _XPOS = {
     128: Tile(64, 16, 4, 1),
     256: Tile(16, 16, 4, 1),
 }
-# What ptxas for sm_120 and later does not spill.
+# Tiles that ptxas for sm_120 and later does not spill.
 _XPOS_BIAS_120 = _XPOS | {64: Tile(64, 16, 4, 2)}
 _XPOS_FP32 = dict.fromkeys((16, 32, 64), Tile(32, 16, 4, 2)) | dict.fromkeys((128, 256), Tile(16, 16, 4, 1))
 
@@ -105,7 +105,7 @@ _WIDE_RINGS = {
 # The splits that are joined at a time.
 _JOIN = Tile(1, 16, 4, 1)
 
-# Where more shared memory gives a third stage, or wider products.
+# Tiles for which more shared memory allows a third stage or wider products.
 OPT_IN: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
     ("mma", 2, False): {128: Tile(128, 32, 8, 3)},
     ("wgmma", 2, False): {64: Tile(64, 64, 4, 3), 128: Tile(128, 64, 8, 3)},

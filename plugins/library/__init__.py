@@ -1,4 +1,4 @@
-"""The C++ plugin library: an IPluginV3 with the compiled kernels inside, for TensorRT 10.3 to 11 and TensorRT-RTX.
+"""Build and load the C++ plugin library: an IPluginV3 that contains kernels, for TensorRT 10.3 to 11 and TensorRT-RTX.
 
 `source/` holds its C++: `kernels/` chooses and launches a kernel, `tensorrt/` is what TensorRT sees. `build` compiles
 it with the kernels that a model, or every model, needs; `facts` says what is in one; `registry` loads it and lists its

@@ -1,4 +1,4 @@
-"""Building the plugin library: kernels compiled by Triton, embedded into the C++ of `source/`.
+"""Build the plugin library: compile kernels by Triton and embed them into the C++ of `source/`.
 
 The library opens the CUDA driver itself and is found through the two functions it exports, so it links neither CUDA nor
 TensorRT, and is built for another processor as easily as for this one.
@@ -48,7 +48,7 @@ def build_library(
     jobs: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> LibraryFacts:
-    """Build a library, its companion, and the file of facts beside it; they appear whole or not at all.
+    """Build a library, its companion and its sidecar; they appear whole or not at all.
 
     The companion registers the library with TensorRT in hosts that only open or preload libraries.
 
@@ -62,7 +62,7 @@ def build_library(
             processor.
         overwrite: an existing file may be replaced.
         jobs: kernels compiled at a time; all processors by default.
-        progress: told of each step.
+        progress: called with each step.
 
     Raises:
         UsageError: nothing to build, or the output exists or cannot be written.
@@ -70,12 +70,12 @@ def build_library(
         BuildFailed: a compiler failed.
     """
     if not specs or not targets:
-        raise UsageError("There is nothing to build.", why="No kernel or no GPU target was asked for.")
+        raise UsageError("The library would be empty.", why="No kernel or no GPU target was requested.")
     if not any(runs_on(spec, target) for spec in specs for target in targets):
         raise UsageError(
             f"None of these kernels runs on {', '.join(target.name for target in targets)}.",
-            why=f"Products of fp8 take {OLDEST_OF_FP8.name} and later.",
-            fix="Name such a target, or other element types.",
+            why=f"fp8 needs {OLDEST_OF_FP8.name} or later.",
+            fix="Choose such a target, or other element types.",
         )
     companion = companion_path(output)
     with writing(Output(companion, COMPANION), Output(output, LIBRARY), overwrite=overwrite) as folder:
@@ -128,11 +128,11 @@ def build_library(
 
 
 def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target], arch: Arch) -> LibraryFacts | None:
-    """Return the facts of a library in the cache if building it again would give the same, else None."""
+    """Return the sidecar of a library in the cache if building it again would give the same library, else None."""
     try:
         stored = next((found for found in candidates(TENSORRT_PLUGIN) if found.path == library), None)
         facts = None if stored is None else parse_facts(stored.read().facts, library)
-    except LocalAttnError:  # whatever is wrong with it, it is not up to date
+    except LocalAttnError:  # any error means that it is not up to date
         return None
     if facts is None:
         return None
@@ -150,7 +150,7 @@ def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target
 def _compile_kernels(
     specs: Sequence[AnySpec], targets: Sequence[Target], jobs: int | None, progress: Callable[[str], None]
 ) -> list[CompiledKernel]:
-    """Compile what a library for these targets needs of these kernels, and tell of each."""
+    """Compile the code that a library for these targets needs of these kernels; report each kernel."""
     wanted = to_compile(specs, targets)
     total, done = len(wanted), 0
 

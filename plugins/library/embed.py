@@ -1,4 +1,4 @@
-"""Writing compiled kernels as sources of the library: a table in C++, and an assembler file that includes their bytes.
+"""Write compiled kernels as sources of the library: a table in C++, and an assembler file that includes their bytes.
 
 Machine code is embedded for every target that has the kernel's instructions. PTX is embedded once a kernel, that of the
 oldest target whose PTX runs on all later GPUs: it is for the GPUs that no machine code is there for.
@@ -21,7 +21,7 @@ _ELEMENT = {"fp16": "Element::kFP16", "bf16": "Element::kBF16", "fp32": "Element
 
 @dataclass(frozen=True)
 class Image:
-    """What one compiled kernel becomes in the library: machine code, or PTX."""
+    """The form of a compiled kernel in the library: machine code or PTX."""
 
     kernel: CompiledKernel
     is_ptx: bool
@@ -33,7 +33,7 @@ class Image:
 
 
 def to_compile(specs: Sequence[AnySpec], asked: Sequence[Target]) -> list[tuple[AnySpec, Target, Tile]]:
-    """List the kernels to compile, target by target: each for those of `asked` that it runs on, and once for PTX."""
+    """List the kernels to compile, target by target: each for those in `asked` on which it runs, and once for PTX."""
     own = {spec: [target for target in dict.fromkeys(asked) if runs_on(spec, target)] for spec in specs}
     for spec, there in own.items():
         if not any(target.portable_ptx for target in there):
@@ -43,7 +43,7 @@ def to_compile(specs: Sequence[AnySpec], asked: Sequence[Target]) -> list[tuple[
 
 
 def images_of(kernels: Sequence[CompiledKernel], asked: Sequence[Target]) -> list[Image]:
-    """Choose what to embed of compiled kernels."""
+    """Choose the parts of compiled kernels to embed."""
     portable = [kernel for kernel in kernels if kernel.target.portable_ptx]
     oldest: dict[AnySpec, CompiledKernel] = {}
     for kernel in sorted(portable, key=lambda kernel: -kernel.target.capability):

@@ -1,4 +1,4 @@
-"""The facts of a plugin library: what it contains and what it was made from; and the search for a fitting library.
+"""Define the sidecar of a plugin library (contents and sources), and find a fitting library.
 
 Importing this module imports pydantic: light modules import it inside functions.
 """
@@ -39,19 +39,19 @@ class KernelFacts(KernelName):
     ptx: list[str]
 
     def is_of(self, spec: AnySpec, *, any_products: bool = False) -> bool:
-        """Return whether it is the kernel that this describes; with `any_products`, however it multiplies fp32."""
+        """Return whether this describes a kernel; with `any_products`, ignore how it multiplies fp32."""
         wanted = {"node": spec.node, **asdict(spec)}
         if any_products:
             wanted.pop("fp32_products", None)
         return all(getattr(self, name) == value for name, value in wanted.items())
 
     def runs_on(self, capability: int) -> bool:
-        """Return whether a GPU of this compute capability (87 for 8.7) takes its machine code or its PTX."""
+        """Return whether a GPU of this compute capability (87 for 8.7) can run its machine code or its PTX."""
         return f"sm_{capability}" in self.machine_code or any(int(name[3:]) <= capability for name in self.ptx)
 
 
 class CompanionFacts(Facts):
-    """The library beside a plugin library that registers it in hosts that only open or preload libraries."""
+    """The companion library, which registers a plugin library in hosts that only open or preload libraries."""
 
     name: str
     sha256: str
@@ -59,10 +59,10 @@ class CompanionFacts(Facts):
 
 
 class LibraryFacts(Facts):
-    """Facts of a plugin library.
+    """The sidecar of a plugin library.
 
     Args:
-        path: where the library lies; not in the file.
+        path: the library's path; not in the file.
         format: always "localattn-plugin".
         format_version: 1.
         arch: processor it runs on.
@@ -74,7 +74,7 @@ class LibraryFacts(Facts):
         tensorrt_headers: release of the TensorRT headers it was compiled with.
         compiler: first line of the compiler's `--version`.
         glibc: newest symbol version of the C library it needs.
-        companion: the library beside it that registers it; None where none was built.
+        companion: the library that registers it; None if none was built.
         versions: release of each package that took part.
         created: time of the build, ISO 8601.
     """
@@ -96,14 +96,14 @@ class LibraryFacts(Facts):
     created: str
 
     def has_companion(self) -> bool:
-        """Return whether the companion that was built with it lies beside it."""
+        """Return whether the companion that was built with it is in the same folder."""
         if self.path is None or self.companion is None:
             return False
         path = companion_path(self.path)
         return is_file(path) and sha256(path) == self.companion.sha256
 
     def missing(self, specs: Sequence[AnySpec], targets: Sequence[Target], *, any_products: bool = False) -> list[str]:
-        """List in words what the library lacks to run these kernels on these GPUs; empty if nothing.
+        """List in words what the library lacks to run these kernels on these GPUs; empty if it lacks nothing.
 
         `any_products`: kernels that multiply fp32 in another way count too.
         """
@@ -123,7 +123,7 @@ def companion_path(library: Path) -> Path:
 
 
 def parse_facts(document: Mapping[str, Any], library: Path) -> LibraryFacts:
-    """Parse the facts of a library, from the file beside it or from the index of the cache.
+    """Parse the sidecar of a library, from its file or from the index of the cache.
 
     Raises:
         UsageError: they are not of such a library.
@@ -131,14 +131,14 @@ def parse_facts(document: Mapping[str, Any], library: Path) -> LibraryFacts:
     try:
         facts = LibraryFacts.model_validate(document)
     except ValidationError as error:
-        what = f"The facts of {library} do not describe a {TENSORRT_PLUGIN.title}."
+        what = f"The sidecar of {library} does not describe a {TENSORRT_PLUGIN.title}."
         raise UsageError(what, why=first_problem(error)) from error
     facts.path = library
     return facts
 
 
 def find_library(arch: Arch, specs: Sequence[AnySpec] | None = None, targets: Sequence[Target] = ()) -> Library | None:
-    """Find the newest library for a processor that may be loaded by itself; None if there is none.
+    """Find the newest library for a processor that may be loaded automatically; None if there is none.
 
     With `specs`, the library must contain these kernels for these GPUs, built from this release's sources.
 

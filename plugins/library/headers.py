@@ -1,4 +1,4 @@
-"""Find the C++ headers that the plugin library is compiled with: TensorRT's, and CUDA's runtime header.
+"""Find the C++ headers of the plugin library: TensorRT's, and CUDA's runtime header.
 
 No library of either is needed. TensorRT's headers come with JetPack, with NVIDIA's archive, with Debian packages of
 NVIDIA's, and as a copy in the kernel-lens wheel; its Python wheels have none.
@@ -73,7 +73,7 @@ def find_tensorrt_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
         root: the system's root folder.
 
     Raises:
-        MissingDependency: there are none, or only too old ones.
+        MissingDependency: there are no headers, or only too old ones.
     """
     given = os.environ.get("TENSORRT_ROOT")
     passed_over = []
@@ -85,11 +85,11 @@ def find_tensorrt_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
             return HeaderFolder(folder, ".".join(map(str, version)), origin)
         passed_over.append(f"{folder} is of {'.'.join(map(str, version)) or 'an unknown release'}")
     if passed_over:
-        why = f"{'; '.join(passed_over)}; {'.'.join(map(str, OLDEST_TENSORRT))} is the oldest that works."
+        why = f"{'; '.join(passed_over)}; {'.'.join(map(str, OLDEST_TENSORRT))} is the oldest supported release."
     elif given:
         why = f"TENSORRT_ROOT is {given}, and neither it nor its folder include has {TENSORRT_HEADER}."
     else:
-        why = "They are in no folder of the system, and the wheel kernel-lens is not installed."
+        why = "No system folder has them, and the wheel kernel-lens is not installed."
     raise MissingDependency(
         "TensorRT's C++ headers are missing.",
         why=why,
@@ -108,13 +108,17 @@ def find_cuda_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
         root: the system's root folder.
 
     Raises:
-        MissingDependency: there is none.
+        MissingDependency: there is no header.
     """
     given = os.environ.get("CUDA_HOME")
     for folder, origin in _places(given, "CUDA_HOME", _SYSTEM_CUDA, _WHEELS_CUDA, arch, root):
         if (folder / CUDA_HEADER).is_file():
             return HeaderFolder(folder, cuda_version(folder), origin)
-    why = f"CUDA_HOME is {given}, and its folder include has none." if given else "No CUDA toolkit and no wheel has it."
+    why = (
+        f"CUDA_HOME is {given}, whose folder include does not have it."
+        if given
+        else "No CUDA toolkit and no wheel has it."
+    )
     raise MissingDependency(
         f"CUDA's header {CUDA_HEADER} is missing.",
         why=why,
@@ -138,7 +142,7 @@ def _places(
     for pattern in system:
         yield root / pattern.format(arch=arch), "system"
     for package, inside in wheels:
-        found = importlib.util.find_spec(package)  # finds it without importing it
+        found = importlib.util.find_spec(package)  # finds the package without importing it
         for location in (found.submodule_search_locations or []) if found else []:
             yield Path(location, inside), f"wheel {package}"
 
@@ -168,5 +172,5 @@ def cuda_version(folder: Path) -> str:
 
 
 def _text_of(header: Path) -> str:
-    """Read a header; one that is missing is empty."""
+    """Read a header; a missing header counts as empty."""
     return header.read_text(errors="replace") if header.is_file() else ""

@@ -55,7 +55,7 @@ class RegistryFacts:
 
 
 def available_backends() -> list[Backend]:
-    """List which of TensorRT and TensorRT-RTX can be imported here."""
+    """List which of TensorRT and TensorRT-RTX can be imported on this machine."""
     return [backend for backend in _MODULES if not why_not(backend)]
 
 
@@ -103,7 +103,7 @@ def _import(backend: Backend) -> Any:
         module = importlib.import_module(name)
         module.get_plugin_registry  # noqa: B018 - an empty package of that name has none
     except Exception as error:  # the package on PyPI may fail in many ways without NVIDIA's libraries
-        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not import ({error})"
+        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported ({error})"
         raise MissingDependency(
             f"{name} cannot be imported.", why=f"{name} {reason}.", fix=f"Install it: {_INSTALL[backend]}."
         ) from error
@@ -113,13 +113,13 @@ def _import(backend: Backend) -> Any:
 def _look(trt: Any, backend: Backend, library: Library) -> RegistryFacts:
     """Load the library into the registry of the module `trt`, list what it adds, and unload it."""
     logger = trt.Logger(trt.Logger.WARNING)
-    trt.Builder(logger)  # gives the process, and so the library, this logger
+    trt.Builder(logger)  # sets this logger for the process, and so for the library
     registry = trt.get_plugin_registry()
     handle = registry.load_library(library.image)
     if handle is None:
         raise BuildFailed(
             f"{backend} {trt.__version__} does not load {library.path}.",
-            why="Its messages above say why.",
+            why="The messages above give the reason.",
             fix="Build the library again: localattn plugin build --force",
         )
     try:

@@ -36,7 +36,7 @@ def default_targets(arch: Arch) -> list[Target]:
 def every_kernel(
     dtypes: Sequence[str] = (), head_dims: Sequence[int] = (), fp32_products: Fp32Products = "ieee"
 ) -> list[AnySpec]:
-    """Return the kernels of a library for all models: `full_set`, `ring_set`, and, for all head sizes, AFT-local's."""
+    """Return the kernels of a library for all models: `full_set`, `ring_set`, and AFT-local's for all head sizes."""
     aft = () if head_dims or (dtypes and "fp32" not in dtypes) else AFT_SPECS
     return [*full_set(dtypes, head_dims, fp32_products), *ring_set(dtypes, head_dims), *aft]
 
@@ -56,7 +56,7 @@ def needed_by(model: Path | OnnxFile, fp32_products: Fp32Products = "ieee") -> l
             continue
         if node.dtype is None or node.head_dim is None:
             raise UsageError(
-                f"{file.name} does not tell the type and head size of {node.name}.",
+                f"{file.name} does not show the element type and head size of {node.name}.",
                 why=f"Its query {node.proto.input[0]} has no known element type or width.",
                 fix=f"Give {argument('dtype')} and {argument('head_dim')} instead of the model.",
             )

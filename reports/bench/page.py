@@ -89,11 +89,13 @@ def _calls(row: BenchRow, colour: int) -> Chart:
     """Draw how long the calls of a candidate took."""
     found = row.histogram
     drawing = histogram(found.edges, found.counts, f"Calls of {row.label}", "ms a call", colour)
-    beyond = f", of which the slowest {found.beyond:,} lie beyond the right edge" if found.beyond else ""
+    beyond = f", of which the slowest {found.beyond:,} are beyond the right edge" if found.beyond else ""
     return Chart(drawing, f"{row.label}: {row.calls:,} calls{beyond}.")
 
 
-_ROUNDS = "Median of each round. Lines that move together show the machine, one that moves alone the candidate."
+_ROUNDS = (
+    "Median of each round. If all lines move together, the machine changed; if one moves alone, the candidate did."
+)
 
 
 def _comparison(report: BenchReport) -> Section:
@@ -103,7 +105,9 @@ def _comparison(report: BenchReport) -> Section:
         if row.ratio is not None
     ]
     sentences = [comparison_text(row.label, row.ratio) for row in report.rows if row.ratio is not None]
-    chart = Chart(intervals(drawn, "Time relative to the other"), "Time relative to what each is compared with.")
+    chart = Chart(
+        intervals(drawn, "Time relative to the other"), "Time relative to the candidate that each is compared with."
+    )
     return Section("Compared", tuple(sentences), lambda: [chart], (replace(comparison_table(report), title=""),))
 
 
@@ -112,7 +116,7 @@ def _cost(report: BenchReport) -> Section:
     measured = [row for row in report.rows if row.memory.peak is not None]
     if measured:
         drawn = [Bar(row.label, (row.memory.peak or 0) / _MIB, text=size(row.memory.peak)) for row in measured]
-        charts.append(Chart(bars(drawn, "Peak memory", "MiB"), "Peak memory beyond what the engine's library takes."))
+        charts.append(Chart(bars(drawn, "Peak memory", "MiB"), "Peak memory beyond what the engine's library needs."))
     loads = [Bar(row.label, row.load_ms, text=digits(row.load_ms, "ms")) for row in report.rows]
     charts.append(Chart(bars(loads, "Load time", "ms"), "Time to load the model, in a fresh process."))
     return Section("Loading and memory", charts=lambda: charts, tables=(replace(cost_table(report), title=""),))

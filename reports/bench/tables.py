@@ -49,8 +49,8 @@ def comparison_table(report: BenchReport) -> Table:
         if row.ratio is not None
     ]
     note = (
-        "Below 1× is faster. Each round gives one ratio, so that what slowed both cancels out; the value is their "
-        "median, the interval that of the sign test."
+        "Below 1× is faster. Each round gives one ratio, so a slowdown of both cancels out. The value is the "
+        "median of the ratios, with the interval of the sign test."
     )
     return Table("Compared", heads, tuple(rows), (note,))
 
@@ -71,8 +71,8 @@ def cost_table(report: BenchReport) -> Table:
         for row in report.rows
     ]
     note = (
-        "Memory is what the process had resident beyond Python and the engine's library: after loading, and at the "
-        "most. It is the host's; what a GPU holds is not in it. Loading leaves out importing the engine. Busy: the "
+        "Memory is the process's resident memory beyond Python and the engine's library, after loading and at the "
+        "peak; GPU memory is not included. Loading does not include importing the engine. Busy: the "
         f"share of the rounds in which other programs took more than {OTHERS:.0%} of the processors; above {BUSY:.0%} "
         "there is no verdict."
     )
@@ -99,7 +99,7 @@ def profile_text(profile: Profile) -> str:
     """Say what the tables of a profile show."""
     known = "" if profile.named > 0.9995 else f" {percent(profile.named)} of the time has a known module."
     return (
-        f"Means of {profile.runs} profiled runs of {digits(profile.run_ms, 'ms')}, of which nodes took "
+        f"Means over {profile.runs} profiled runs of {digits(profile.run_ms, 'ms')}, of which nodes took "
         f"{digits(profile.node_ms, 'ms')}. Profiling slows a run: compare shares, not times.{known}"
     )
 
@@ -120,7 +120,7 @@ def comparison_text(label: str, ratio: Ratio) -> str:
             "Measure again on a quiet machine."
         )
     if ratio.low is None or ratio.high is None:
-        return f"{label} took {times}; the rounds were too few to say how sure that is."
+        return f"{label} took {times}; there were too few rounds for an interval."
     if ratio.verdict in ("faster", "slower"):
         least, most = (ratio.high, ratio.low) if ratio.value < 1 else (ratio.low, ratio.high)
         return f"{label} is {speed(ratio.value)} than {ratio.against} ({speed(least)} to {speed(most)})."
@@ -171,7 +171,7 @@ def _timed(report: BenchReport) -> str:
     }
     if len(bound) == 1:
         return f"Milliseconds a call: {inside[bound.pop()]}. One call at a time."
-    return f"Milliseconds a call: {inside[True]}; where “inputs copied” is said, {inside[False]}. One call at a time."
+    return f"Milliseconds a call: {inside[True]}; rows marked “inputs copied” show {inside[False]}. One call at a time."
 
 
 def _shares(title: str, head: str, shares: Sequence[Share]) -> Table:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...onnx_graph.graph_values import reads
 
-# Shown where no module is known.
+# Shown for an unknown module.
 UNKNOWN = "(not known)"
 
 
@@ -37,7 +37,7 @@ def origins(model: Path, optimised: Path) -> dict[str, Origin]:
         optimised: the graph onnxruntime made of it.
 
     Raises:
-        UsageError: one of them is no ONNX model.
+        UsageError: a file is not an ONNX model.
     """
     from ...onnx_graph.onnx_file import OnnxFile
 
@@ -80,7 +80,7 @@ def _modules_of(nodes: Iterable[Any]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def module_of(name: str, metadata: Mapping[str, str]) -> str:
-    """Return the module path of a node of an exported file, "" where it has none.
+    """Return the module path of a node of an exported file, "" if it has none.
 
     Args:
         name: the node's.
@@ -103,7 +103,7 @@ def _last_scope(text: str) -> str:
     return named[-1] if named else ""
 
 
-# The metadata that exporters write into a node, and how the module is read from it; the first that is there counts.
+# The metadata that exporters write into a node, and how the module is read from it; the first one found counts.
 _SOURCES: dict[str, Callable[[str], str]] = {"module": str, "pkg.torch.onnx.name_scopes": _last_scope}
 
 

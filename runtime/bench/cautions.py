@@ -12,7 +12,7 @@ SPREAD, DRIFT = 0.10, 0.10
 
 
 def find_warnings(rows: Sequence[BenchRow], percentiles: Sequence[float]) -> list[str]:
-    """List one warning a line, with the candidates it concerns."""
+    """List warnings, one per line, with the affected candidates."""
 
     def thin(row: BenchRow) -> str:
         # With no call above it, a percentile is only the slowest call.
@@ -20,8 +20,8 @@ def find_warnings(rows: Sequence[BenchRow], percentiles: Sequence[float]) -> lis
         return f"{', '.join(f'p{p:g}' for p in names)} of {row.calls} calls" if names else ""
 
     dangers: tuple[tuple[str, Callable[[BenchRow], str], str], ...] = (
-        ("Other programs used the processors meanwhile", _others, "Measure again on a quiet machine."),
-        ("The rounds lie far apart", _apart, "A longer --duration or a quieter machine narrows them."),
+        ("Other programs used the processors during the measurement", _others, "Measure again on a quiet machine."),
+        ("The rounds differ much", _apart, "A longer --duration or a quieter machine helps."),
         ("The first rounds were slower than the last", _settling, "If it persists, raise --warmup."),
         ("There are too few calls for a percentile", thin, "Raise --duration or --iterations."),
     )

@@ -1,4 +1,4 @@
-"""The inputs each candidate is measured on; candidates with the same signature get the same inputs."""
+"""Make the inputs of each candidate; candidates with the same signature get the same inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sizes:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens a call."""
+        """Tokens per call."""
         return None if self.batch is None or self.seq_len is None else self.batch * self.seq_len
 
 
@@ -61,8 +61,8 @@ def sizes_of(
             )
         if asked is None and is_open and known is None:
             raise UsageError(
-                f"{model} leaves its {name} open.",
-                why="No sidecar beside it says a size.",
+                f"The {name} of {model} is dynamic.",
+                why="It has no sidecar that gives a size.",
                 fix=f"Give {argument(name)}, or the inputs in a file: {argument('inputs')}.",
             )
         found.append(known if asked is None else asked)
@@ -113,7 +113,7 @@ def from_file(path: Path, specs: Sequence[TensorSpec], facts: Sidecar | None) ->
     """Read inputs from an `.npz`, and the sizes of their named axes.
 
     Raises:
-        UsageError: no such file, or it does not fit the model.
+        UsageError: the file does not exist, or does not fit the model.
     """
     arrays = check_inputs(specs, load_arrays(path))
     sizes: dict[int | str, int] = {}

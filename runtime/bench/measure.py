@@ -19,11 +19,12 @@ import numpy as np
 
 from ...core.at_work import temporary_folder
 from ...core.documents.bench_report import BUSY, BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
-from ...core.documents.engine_facts import read_model_facts
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
+from ..backends import registry
 from ..inputs.arrays import save_arrays
 from ..inputs.vocabulary import vocabulary
+from ..session import read_model_facts
 from .cautions import find_warnings
 from .inputs import Sizes, draw, from_file, sizes_of
 from .process import WorkerProcess
@@ -35,7 +36,6 @@ Step = Callable[[str], None]
 
 # An engine's threads keep spinning for a moment after a call: the next turn waits for them.
 _PAUSE = 0.05
-_PACKAGES = ("localattn", "numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13")
 
 
 @dataclass
@@ -95,7 +95,7 @@ def run_bench(request: BenchRequest, step: Step = lambda _: None) -> BenchReport
     return BenchReport(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=machine(),
-        versions=installed(_PACKAGES),
+        versions=installed(("localattn", "numpy", *registry.distributions())),
         settings=BenchSettings(
             duration=request.duration,
             iterations=request.iterations,

@@ -1,4 +1,4 @@
-"""The benchmark's side of a candidate's process: start it, send requests, and report how it ended."""
+"""Control a candidate's process from the benchmark: start it, send requests, report how it ended."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class WorkerProcess:
         else:
             why = f"Its process ended with status {code}{': ' + lines[-1][:300] if lines else '.'}"
         return CheckFailed(
-            f"{self._label} did not survive the benchmark ({verb}).",
+            f"{self._label} failed during the benchmark ({verb}).",
             why=why,
             fix="Run it alone with localattn run; measure fewer candidates at a time if memory is short.",
         )

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: onnxruntime's profile, by module, operator and node.
+"""Profile a run by onnxruntime, by module, operator and node.
 
 Profiling slows a run, so it is done in a process of its own, after the timing.
 """
@@ -13,10 +13,10 @@ from typing import Any
 from ...core.at_work import temporary_folder
 from ...core.documents.bench_report import NodeTime, Profile, Share
 from ...core.errors import CheckFailed
+from ..backends.onnxruntime.tuned import OPTIMIZED
 from .attribution import UNKNOWN, Origin, origins, pattern
 from .process import WorkerProcess
 from .request import Candidate
-from .tuned import OPTIMIZED
 
 # At least this many runs and seconds.
 _RUNS, _SECONDS = 10, 0.5
@@ -59,12 +59,12 @@ def summarise(label: str, events: Iterable[Event], runs: int, known: Mapping[str
         top: rows of each table; the rest is summed in one more row, "others".
 
     Raises:
-        CheckFailed: the trace holds no such runs.
+        CheckFailed: the trace does not contain these runs.
     """
     listed = [event for event in events if event.get("ph") == "X"]
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in listed if e["cat"] == "Session" and e["name"] == "model_run")
     if len(spans) < runs:
-        raise CheckFailed(f"The profile of {label} holds {len(spans)} runs instead of {runs}.")
+        raise CheckFailed(f"The profile of {label} has {len(spans)} runs instead of {runs}.")
     spans = spans[-runs:]
     microseconds: dict[tuple[str, str], int] = {}
     for event in _outermost(e for e in listed if e["cat"] == "Node" and e["name"].endswith(_SUFFIX)):
@@ -73,7 +73,7 @@ def summarise(label: str, events: Iterable[Event], runs: int, known: Mapping[str
             microseconds[key] = microseconds.get(key, 0) + event["dur"]
     total = sum(microseconds.values())
     if not total:
-        raise CheckFailed(f"The profile of {label} holds no nodes.")
+        raise CheckFailed(f"The profile of {label} has no nodes.")
     nodes = [
         NodeTime(
             name=name,
@@ -98,7 +98,7 @@ def summarise(label: str, events: Iterable[Event], runs: int, known: Mapping[str
 
 
 def _outermost(events: Iterable[Event]) -> list[Event]:
-    """List the events that lie inside no other: the time of a Loop or Scan already includes that of its subgraph."""
+    """List the outermost events: the time of a Loop or Scan already includes that of its subgraph."""
     kept: list[Event] = []
     for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
         if not kept or event["ts"] + event["dur"] > kept[-1]["ts"] + kept[-1]["dur"]:

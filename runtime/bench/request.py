@@ -1,4 +1,4 @@
-"""What to measure: models × providers × threads × lengths, as the list of candidates."""
+"""List the candidates of a benchmark: models × providers × threads × lengths."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.limits import check_threads
+from ..backends import registry
+from ..backends.backend import AUTO
 
 # trtexec's defaults, so that the figures can be compared with trtexec's.
 DURATION, ITERATIONS, WARMUP_MS = 3.0, 10, 200.0
@@ -28,7 +30,7 @@ class BenchRequest:
         threads: CPU threads for one operator; None leaves it to the engine.
         plugins: compiled kernels for each; as `runtime.session.load` takes them.
         runtimes: what runs each ONNX file; as `runtime.session.load` takes them.
-        seq_lens: lengths for dynamic axes; none takes the sidecar's.
+        seq_lens: lengths for dynamic axes; if empty, the sidecar's length.
         batch: sequences a call for dynamic axes; None takes the sidecar's.
         duration: minimum seconds of timed calls of each candidate.
         iterations: minimum number of timed calls of each candidate.
@@ -75,10 +77,11 @@ class BenchRequest:
             if not values:
                 raise UsageError(f"There is no {name} to measure.")
             if len(set(values)) < len(values):
-                raise UsageError(f"A {name} is given twice.", why="Each candidate is measured once.")
-        if (self.cuda_graph or self.profile) and not {"auto", "onnxruntime"}.issuperset(self.runtimes):
+                raise UsageError(f"A {name} is given twice.", why="Each candidate is measured only once.")
+        tuned = {AUTO, *(backend.name for backend in registry.by_name() if backend.tuned)}
+        if (self.cuda_graph or self.profile) and not tuned.issuperset(self.runtimes):
             raise UsageError(
-                "cuda_graph and profile are of onnxruntime's sessions alone.",
+                "cuda_graph and profile apply to onnxruntime only.",
                 why=f"The runtimes are {', '.join(self.runtimes)}.",
                 fix=f"Leave out {argument('profile')} and {argument('cuda_graph')}, or {argument('runtime')}.",
             )
@@ -89,11 +92,11 @@ class BenchRequest:
         if any(not 0 < percentile <= 100 for percentile in self.percentiles) or not self.percentiles:
             raise UsageError(
                 f"The percentiles are {', '.join(f'{p:g}' for p in self.percentiles) or 'none'}.",
-                why="A percentile is above 0 and at most 100.",
+                why="A percentile must be above 0 and at most 100.",
                 fix=f"For example {argument('percentile', (50, 90, 99))}.",
             )
         if not (self.duration >= 0 and self.warmup_ms >= 0 and self.iterations >= 1 and self.rounds >= 1):
-            raise UsageError("A duration is negative, or there is nothing to repeat.")
+            raise UsageError("A duration is negative, or the number of repetitions is 0.")
         if self.inputs is not None and self.seq_lens:
             raise UsageError("Inputs from a file have their own length.", fix=f"Leave {argument('seq_len')} out.")
 
@@ -104,16 +107,16 @@ class BenchRequest:
         providers, threads and plugins the ONNX files are measured with.
         """
         lengths: tuple[int | None, ...] = self.seq_lens or (None,)
-        any_onnx = any(_is_onnx(model) for model in self.models)
+        any_free = any(_is_free(model) for model in self.models)
         combined: list[Candidate] = []
         for model in self.models:
-            is_onnx = _is_onnx(model)
-            measures_all = is_onnx or not any_onnx
+            free = _is_free(model)
+            measures_all = free or not any_free
             for provider, threads, plugin, runtime, length in product(
                 self.providers if measures_all else ("auto",),
                 self.threads if measures_all else (None,),
                 self.plugins if measures_all else ("auto",),
-                self.runtimes if is_onnx else ("auto",),
+                self.runtimes if free else (AUTO,),
                 lengths,
             ):
                 combined.append(Candidate(model, provider, threads, length, plugin, runtime))
@@ -122,7 +125,7 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing to measure; `seq_len` None is the length the model is made for."""
+    """One candidate; `seq_len` None is the model's own length."""
 
     model: Path
     provider: str
@@ -147,8 +150,10 @@ class Candidate:
         return min((other for other in candidates if other.model == first.model), key=unlike)
 
 
-def _is_onnx(model: Path) -> bool:
-    return model.suffix.lower() == ".onnx"
+def _is_free(model: Path) -> bool:
+    """Return whether the options choose where the file runs: one that was built runs where it was built for."""
+    backend = registry.of_file(model)
+    return backend is not None and not backend.built
 
 
 def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
@@ -165,11 +170,11 @@ def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
     return {candidate: ", ".join(words) for candidate, words in parts.items()}
 
 
-# How the options that candidates may differ in are written in their names, in this order.
+# How options appear in names of candidates, in this order.
 _WORDED: dict[str, Callable[[Any], str]] = {
     "provider": str,
     "threads": lambda count: f"{count} thread{'s' if count != 1 else ''}",
     "plugin": "plugin {}".format,
-    "runtime": lambda name: "onnxruntime" if name == "auto" else name,
+    "runtime": lambda name: next(iter(registry.ROWS)) if name == AUTO else name,
     "seq_len": "n={}".format,
 }

@@ -1,4 +1,4 @@
-"""What the system reports of this process and this machine: resident memory, and who used the processors.
+"""Read the system's figures on this process and machine: resident memory, and use of the processors.
 
 Everything here reads Linux' `/proc`; elsewhere the answers are None.
 """
@@ -43,7 +43,7 @@ def _status(field: str) -> int | None:
 
 
 def _value(path: Path, *names: str) -> str | None:
-    """Return the value of the first line `NAME: value` with one of these names; None where there is none."""
+    """Return the value of the first line `NAME: value` with one of these names; None if there is none."""
     if not path.exists():
         return None
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -54,13 +54,13 @@ def _value(path: Path, *names: str) -> str | None:
 
 
 class OthersMeter:
-    """Share of the machine's processors that other processes, or a hypervisor, take from now on."""
+    """Measure the share of the processors that other processes, or a hypervisor, use from now on."""
 
     def __init__(self) -> None:
         self._begin, self._busy, self._own = time.perf_counter(), _machine_busy(), time.process_time()
 
     def share(self) -> float | None:
-        """Return the share so far, from 0 to 1; None where the system does not report it."""
+        """Return the share so far, from 0 to 1; None if the system does not report it."""
         busy = _machine_busy()
         if busy is None or self._busy is None:
             return None
@@ -80,7 +80,7 @@ def _machine_busy() -> float | None:
 
 
 def machine() -> Machine:
-    """Describe the machine that the figures are from."""
+    """Describe the machine of the measurement."""
     return Machine(
         cpu=_value(_CPU_INFO, "model name", "Model Name", "Model") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,

@@ -66,7 +66,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def paired_ratio(label: str, rounds: Sequence[float], against: Sequence[float], *, busy: bool = False) -> Ratio:
-    """Compare times with another candidate round by round, so that what slows a whole round cancels out.
+    """Compare times with another candidate round by round, so that a slowdown of a whole round cancels out.
 
     Args:
         label: of the other.

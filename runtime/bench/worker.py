@@ -1,4 +1,4 @@
-"""A candidate's own process: opens the model, runs it on request, and reports times and memory.
+"""Run a candidate in its own process: open the model, run it on request, report times and memory.
 
 One JSON document a line, requests on stdin and answers on stdout: `open`, `bind`, `turn`, `profile`, `end`. A separate
 process makes the memory attributable, keeps engines from sharing threads and settings, and lets the benchmark
@@ -18,7 +18,9 @@ from typing import IO, Any
 
 from ...core.errors import LocalAttnError
 from ...core.machine import process
-from ..session import BACKENDS, Session, choose_runtime, load
+from ..backends import registry
+from ..backends.backend import Place
+from ..session import Session, check_file, find_model, load
 from .resources import OthersMeter, forget_peak, peak_resident, resident
 
 # A turn ends after this many calls, whatever its duration: the times, or events, are kept in memory.
@@ -46,22 +48,18 @@ class Worker:
     ) -> dict[str, Any]:
         """Open the model; the measured time excludes importing its engine."""
         path = Path(model)
-        suffix = path.suffix.lower()
-        if suffix in BACKENDS:
-            choose_runtime(suffix, runtime)[0].require()
+        backend, precision = registry.choose(path, runtime)
+        backend.require()
         forget_peak()
         self._imports = resident()
         begin = time.perf_counter()
-        if profile or (cuda_graph and suffix != ".engine"):
-            from .tuned import open_tuned
-
-            tuned = open_tuned(path, provider, threads, cuda_graph=cuda_graph, profile=profile, plugin=plugin)
-            self._session, spent = tuned, tuned.load_seconds
+        if profile or cuda_graph:
+            check_file(find_model(path))
+            place = Place(provider, threads, plugin, precision)
+            self._session = backend.open_tuned(path, place, cuda_graph=cuda_graph, profile=profile)
         else:
             self._session = load(path, provider, threads, plugin=plugin, runtime=runtime)
-            if cuda_graph:
-                self._session.use_cuda_graph()
-            spent = time.perf_counter() - begin
+        spent = self._session.load_seconds or time.perf_counter() - begin
         self._loaded = resident()
         return {
             "load_ms": 1e3 * spent,
@@ -80,12 +78,10 @@ class Worker:
         assert self._session is not None
         arrays = load_arrays(Path(inputs))
         begin = time.perf_counter()
-        self._call, bound = ready_call(self._session, arrays, cuda_graph=cuda_graph)
+        self._call, bound = ready_call(self._session, arrays)
         first = time.perf_counter() - begin
         self._run_for(warmup_ms / 1e3, 2)
-        # A note of an engine's session says why there is no graph.
-        replayed = cuda_graph and (self._session.backend == "onnxruntime" or not self._session.notes)
-        return {"bound": bound, "first_run_ms": 1e3 * first, "cuda_graph": replayed}
+        return {"bound": bound, "first_run_ms": 1e3 * first, "cuda_graph": cuda_graph and self._session.replays_graph}
 
     def turn(self, seconds: float, calls: int) -> dict[str, Any]:
         """Time at least this many seconds and calls, after one untimed call that wakes the threads."""
@@ -110,11 +106,9 @@ class Worker:
 
     def profile(self, seconds: float, calls: int) -> dict[str, Any]:
         """Profile at least this many seconds and calls; return the profile's file and the number of calls."""
-        from .tuned import TunedSession
-
-        assert isinstance(self._session, TunedSession)
+        assert self._session is not None
         spent = self._run_for(seconds, calls, _MOST_PROFILED)
-        return {"file": self._session.native.end_profiling(), "runs": len(spent)}
+        return {"file": self._session.end_profiling(), "runs": len(spent)}
 
     def end(self) -> dict[str, Any]:
         """Return memory in bytes: of the imports, and what opening and running added to it."""

@@ -1,1 +1,1 @@
-"""Bundles: a folder or tar with everything a device needs to run a model and to check its results there."""
+"""Write and check bundles: a folder or tar with everything a device needs to run a model and check its results."""

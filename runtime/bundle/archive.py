@@ -1,4 +1,4 @@
-"""A bundle as one tar: equal bundles give equal bytes, and reading checks every claim of the headers first.
+"""Write and read bundles as one tar: equal bundles give equal bytes, and readers check all headers first.
 
 Only plain ustar entries are read: files and folders. Links, devices, sparse files, and extension headers that could
 rename an entry or claim any size, are refused from the table of contents, before a byte is extracted.
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.storage.files import publish, work_folder
-from ...core.storage.mistaken import refuse_mistaken
+from ...core.storage.wrong_file import refuse_wrong_file
 from .device import check_files
 from .device.check_files import MANIFEST, MAX_FILES, MAX_MANIFEST, Fault
 
@@ -58,20 +58,20 @@ def read_table(path: Path) -> list[Entry]:
     """Return the files of a tar from its headers alone.
 
     Raises:
-        UsageError: it is no plain tar, or has an entry that a bundle must not have; the first is named.
+        UsageError: it is not a plain tar, or has a forbidden entry; the first one is named.
     """
-    refuse_mistaken(path, tars=False)
+    refuse_wrong_file(path, tars=False)
     try:
         with path.open("rb") as stream:
             entries = list(_entries(stream, path.stat().st_size))
         tops = {name.split("/")[0] for name, _, _ in entries}
         if len(tops) != 1 or any("/" not in name for name, _, _ in entries):
-            raise ValueError("its files do not lie in one folder")
+            raise ValueError("its files are not in one folder")
         check_files.check_paths([name for name, _, _ in entries])
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
     except (ValueError, tarfile.TarError) as error:
-        fix = "Get the bundle again; nothing of it was extracted."
+        fix = "Download the bundle again; nothing was extracted."
         raise UsageError(f"{path} is not a bundle.", why=f"The tar is refused: {error}.", fix=fix) from error
     return [Entry(name.split("/", 1)[1], offset, size) for name, offset, size in entries]
 
@@ -89,7 +89,7 @@ def _entries(stream: BinaryIO, total: int) -> Iterator[tuple[str, int, int]]:
         if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
             problem = "is a link, a device or an extension header"
         elif entry.size < 0 or offset + entry.size > total or (entry.type == tarfile.DIRTYPE and entry.size):
-            problem = f"claims {entry.size} bytes of {total}"
+            problem = f"states {entry.size} bytes in a tar of {total}"
         count += 1
         if problem or count > 2 * MAX_FILES:
             raise ValueError(f"entry {name[:100]!r} {problem or 'is one of too many'}")
@@ -98,14 +98,14 @@ def _entries(stream: BinaryIO, total: int) -> Iterator[tuple[str, int, int]]:
         stream.seek(offset + -(-entry.size // _BLOCK) * _BLOCK)
     while block := stream.read(1 << 16):
         if block.strip(b"\0"):
-            raise ValueError("something follows its end")
+            raise ValueError("data follows its end")
 
 
 def read_tar_manifest(path: Path, table: list[Entry]) -> bytes:
     """Return the bytes of the manifest inside a tar.
 
     Raises:
-        Fault: there is none, or it is too large to be one.
+        Fault: there is no manifest, or it is too large.
     """
     entry = next((entry for entry in table if entry.path == MANIFEST), None)
     if entry is None or entry.size > MAX_MANIFEST:
@@ -141,6 +141,6 @@ def _bytes_of(path: Path, entry: Entry) -> Iterator[bytes]:
         while left:
             block = stream.read(min(left, 1 << 20))
             if not block:
-                raise CheckFailed(f"{path} was cut while it was read.")
+                raise CheckFailed(f"{path} became shorter while it was read.")
             left -= len(block)
             yield block

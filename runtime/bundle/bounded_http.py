@@ -1,4 +1,4 @@
-"""Ask a server over HTTP, and take its answer within a whole time and a whole size.
+"""Send a request over HTTP, with limits on the total time and size of the answer.
 
 urllib's timeout counts from byte to byte, so a server that drips holds a client for ever; a total timeout of urllib3 or
 httpx counts the same way. Here every read from the socket, of the status, the headers and the body alike, is given
@@ -17,25 +17,25 @@ from functools import partial
 from http.client import BadStatusLine, HTTPConnection, HTTPResponse, HTTPSConnection, IncompleteRead
 from typing import Any, NamedTuple
 
-# Once an answer has begun, it must be whole within these seconds and one more for each MiB that it may have.
+# An answer must be complete this many seconds after its beginning, plus one for each MiB that it may have.
 TRANSFER = 30.0
 # Bytes of status, headers and the frames of chunks, besides a 64th of the body for frames of chunks.
 _FRAMING = 1 << 18
 _MOST_REDIRECTS = 3
-# What is said of an answer that ended in such an error.
+# Messages for answers that ended in these errors.
 _TOLD: dict[type[Exception], str] = {
     TimeoutError: "it did not end in time",
-    BadStatusLine: "it does not begin as HTTP does",
-    IncompleteRead: "it is cut, or its chunks are broken",
+    BadStatusLine: "it does not begin like HTTP",
+    IncompleteRead: "it is incomplete, or its chunks are broken",
 }
 
 
 class NoAnswer(Exception):
-    """Nothing came: the server cannot be reached, or is silent."""
+    """The server cannot be reached, or does not answer."""
 
 
 class BadAnswer(Exception):
-    """What came is no whole answer in HTTP, or is larger than it may be."""
+    """The answer is not complete HTTP, or is too large."""
 
 
 class Answer(NamedTuple):
@@ -94,7 +94,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 class _Budget:
-    """What is left of the time and of the bytes of one request."""
+    """The remaining time and bytes of a request."""
 
     def __init__(self, wait: float, most: int) -> None:
         self.most, self.begun = most, False
@@ -105,7 +105,7 @@ class _Budget:
         """Return the seconds that are left.
 
         Raises:
-            TimeoutError: there are none.
+            TimeoutError: the time is over.
         """
         left = self._end - time.monotonic()
         if left <= 0:
@@ -122,10 +122,10 @@ class _Budget:
             self.begun, self._end = True, time.monotonic() + self._transfer
         self._left -= count
         if self._left < 0:
-            raise BadAnswer(f"it is larger than the {self.most} bytes that it may have")
+            raise BadAnswer(f"it is larger than the limit of {self.most} bytes")
 
     def connect(self, address: tuple[str, int], timeout: object = None, source_address: object = None) -> socket.socket:
-        """Connect to the first address that takes a connection, as `socket.create_connection`, within the deadline."""
+        """Connect to the first address that accepts, like `socket.create_connection`, within the deadline."""
         problem: OSError = OSError("the name has no address")
         for family, kind, protocol, _, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM):
             opened = socket.socket(family, kind, protocol)
@@ -160,7 +160,7 @@ class _BoundedStream(io.RawIOBase):
 
 
 class _Source:
-    """What http.client reads an answer from: it asks its socket for nothing but a file."""
+    """Stand in for the socket of http.client, which only needs a file of it."""
 
     def __init__(self, connected: socket.socket, budget: _Budget) -> None:
         self._connected, self._budget = connected, budget
@@ -203,12 +203,12 @@ def _ask_once(url: str, body: bytes | None, headers: Mapping[str, str], budget: 
     try:
         answer = opener.open(urllib.request.Request(url, body, dict(headers)))
         if answer is None:
-            raise BadAnswer("its address is none of http or https")
+            raise BadAnswer("its address begins with neither http nor https")
         with answer:
             return Answer(answer.status, str(answer.reason), answer.headers, _content(answer, budget.most))
     except BadAnswer:
         raise
-    except Exception as error:  # whatever http.client, ssl and email make of a stranger's bytes
+    except Exception as error:  # any error of http.client, ssl and email for untrusted bytes
         cause = getattr(error, "reason", None)
         cause = cause if isinstance(cause, Exception) else error
         if isinstance(cause, BadAnswer):
@@ -224,7 +224,7 @@ def _content(answer: HTTPResponse, most: int) -> bytes:
     while block := answer.read(min(1 << 20, most + 1 - len(content))):
         content += block
         if len(content) > most:
-            raise BadAnswer(f"it is larger than the {most} bytes that it may have")
+            raise BadAnswer(f"it is larger than the limit of {most} bytes")
     if answer.length:
         raise BadAnswer(f"it ends {answer.length} bytes early")
     return bytes(content)

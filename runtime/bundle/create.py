@@ -1,4 +1,4 @@
-"""Make a bundle: check the files that go in, draw samples, write all to a staged folder, then move it into place."""
+"""Make a bundle: check its files, draw samples, write everything to a temporary folder, then move it into place."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from .web_page import HOME, MODELS, check_web_model, read_web_version, write_pag
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-# Bounds the outputs of a model that are all smaller than the absolute tolerance, which would accept zeros.
+# Cosine floor for models whose outputs are all below the absolute tolerance, which would accept zeros.
 _LEAST_COSINE = 0.999
 
 
 @dataclass(frozen=True)
 class BundleRequest:
-    """What to bundle, and where to write it.
+    """A request for a bundle: what to include, and where to write it.
 
     Args:
         model: the ONNX file; with a step file its prefill file is bundled too.
@@ -78,7 +78,7 @@ class BundleRequest:
 
     @property
     def inputs(self) -> list[Path]:
-        """The files and folders to read; files beside them (sidecars, weights) are not listed."""
+        """The files and folders to read, without their sidecars and weights."""
         web = [] if self.onnxruntime_web is None else [self.onnxruntime_web]
         return [self.model, *self.load_inputs, *self.plugins, *self.engines, *web]
 
@@ -124,7 +124,7 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
         manifest = layout.manifest()
         text = json.dumps(manifest, indent=1, allow_nan=False).encode() + b"\n"
         try:
-            parse_manifest(text)  # refuse here what a device would refuse
+            parse_manifest(text)  # refuse models that a device would refuse
         except Fault as fault:
             fix = "Give that file another name."
             raise UsageError(f"A device would refuse a bundle of {request.model}.", why=fault.why, fix=fix) from fault
@@ -154,8 +154,8 @@ def _read_web(request: BundleRequest, model: ModelPart) -> str | None:
         return None
     if request.triton is not None:
         raise UsageError(
-            "A bundle is for Triton or for the web.",
-            why="The model lies in it once, where the one or the other finds it.",
+            "A bundle is either for Triton or for the web.",
+            why="A bundle contains the model once, in the place that Triton or the page needs.",
             fix="Make two bundles.",
         )
     check_web_model(model)
@@ -204,7 +204,7 @@ class _Layout:
             samples = self._write_samples(part)
             self._judge_by_samples(self._models[-1], samples)
             if repository and part is first:
-                progress("Proving what a server may join")
+                progress("Testing whether a server may join requests")
                 repository.write_model(samples)
         for plugin in self.plugins:
             self._take_plugin(plugin)
@@ -215,7 +215,7 @@ class _Layout:
         self._take_scripts()
         if first.step and first.step.mode == "step":
             path = self._place(first)
-            self.notes.append(f"{path} is a step file: `localattn generate {path}` goes on from a prompt.")
+            self.notes.append(f"{path} is a step file: `localattn generate {path}` continues a prompt.")
         served = repository.served if repository else []
         self.files.add("README.md", readme_text(self.manifest(), self.notes, served, self.web).encode(), "readme")
 
@@ -251,12 +251,12 @@ class _Layout:
         )
 
     def _tolerance(self, dtype: str) -> dict[str, float | None]:
-        """Return how far a device's outputs may be from the samples', for a model of this element type."""
+        """Return the tolerance for a device's outputs, for a model of this element type."""
         tolerance = tolerance_for(dtype, self.request.atol, self.request.rtol)
         return {"atol": tolerance.atol, "rtol": tolerance.rtol, "cosine": tolerance.cosine}
 
     def _judge_by_samples(self, model: dict[str, Any], samples: Sequence[Sample]) -> None:
-        """Bound the cosine too where all outputs are smaller than the absolute tolerance; note what proves nothing."""
+        """Also set a cosine floor if all outputs are below the absolute tolerance; note samples that prove nothing."""
         if not samples:
             return
         bounds = model["tolerance"]
@@ -271,7 +271,9 @@ class _Layout:
         reasons = nothing()
         if all(reasons):
             why = reasons[0] if reasons else "it has no outputs"
-            self.notes.append(f"the samples of {model['path']} prove nothing, and a check of them will fail: {why}")
+            self.notes.append(
+                f"the samples of {model['path']} prove nothing, so a check of the bundle will fail: {why}"
+            )
 
     def _write_samples(self, part: ModelPart) -> list[Sample]:
         """Run samples of a model and write them; those of a step file also as the sequence they are drawn from."""
@@ -323,7 +325,7 @@ class _Layout:
         )
 
     def _take_scripts(self) -> None:
-        """Take along what checks the bundle on a device."""
+        """Add the scripts that check the bundle on a device."""
         shared = (Path(module.__file__ or "") for module in (closeness, library_image, judgement, wire_model))
         for source in (*sorted(Path(device.__file__).parent.glob("*.py")), *shared):
             if source.name != "__init__.py":

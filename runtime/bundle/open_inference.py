@@ -24,16 +24,16 @@ from .triton import TYPE_NAMES
 
 Arrays = dict[str, NDArray[Any]]
 
-_DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items() if dtype != "bfloat16"}  # numpy has none
+_DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items() if dtype != "bfloat16"}  # numpy has no bfloat16
 _BINARY = "binary_tensor_data"
 _HEADER = "Inference-Header-Content-Length"
-# Most bytes of an answer without outputs, and of all of an answer that is not its numbers.
+# Most bytes of an answer without outputs, and of an answer's parts other than numbers.
 _BESIDES = 1 << 20
-# Most seconds that a server may think about what it says of itself and its models.
+# Most seconds for a server's answer about itself and its models.
 _ABOUT = 30.0
-# Most bytes of a number: as JSON, which may be indented, and as it is.
+# Most bytes of a number: as (indented) JSON, and in binary.
 _AS_JSON, _AS_IT_IS = 40, 8
-# Most values, lists and tables of an answer that are not its numbers.
+# Most values, lists and tables of an answer other than its numbers.
 _BESIDE_NUMBERS = 20_000
 _MOST_NUMBERS = 1 << 28
 _MOST_DIMENSIONS = 32
@@ -44,23 +44,23 @@ class Refused(Exception):
 
 
 class Server:
-    """A server of the Open Inference Protocol.
+    """Call a server of the Open Inference Protocol.
 
     Args:
         url: its address, "http://host:8000".
-        timeout: seconds to wait until an answer begins; what it says of itself must begin within 30.
+        timeout: seconds until an answer begins; answers about the server must begin within 30.
 
     Raises:
-        UsageError: the address is none of http or https.
+        UsageError: the address begins with neither http nor https.
         MissingDependency: nobody answers there.
-        CheckFailed: what answers is no server of the protocol.
+        CheckFailed: the answer does not follow the protocol.
     """
 
     def __init__(self, url: str, timeout: float = 300.0) -> None:
         try:
             parts = urllib.parse.urlsplit(url)
             fits = parts.scheme in ("http", "https") and parts.netloc and parts.port != 0
-        except ValueError:  # no number as a port, or half of an IPv6 address
+        except ValueError:  # an invalid port or IPv6 address
             fits = False
         if not fits:
             raise UsageError(
@@ -74,11 +74,11 @@ class Server:
         self.name = " ".join(text[:40] for text in said if isinstance(text, str)).strip() or "server"
 
     def model(self, name: str) -> dict[str, Any]:
-        """Return what the server says of a model: `inputs` and `outputs` with name, datatype and shape.
+        """Return the server's description of a model: `inputs` and `outputs` with name, datatype and shape.
 
         Raises:
             MissingDependency: it does not serve the model, or is not ready.
-            CheckFailed: what it answers is no answer of the protocol.
+            CheckFailed: the answer does not follow the protocol.
         """
         return self._get(f"v2/models/{urllib.parse.quote(name, safe='')}")
 
@@ -102,7 +102,7 @@ class Server:
 
         Raises:
             Refused: the server answers with an error.
-            CheckFailed: what it answers is no answer of the protocol.
+            CheckFailed: the answer does not follow the protocol.
             MissingDependency: nobody answers.
         """
         path = f"v2/models/{urllib.parse.quote(model, safe='')}/infer"
@@ -115,7 +115,7 @@ class Server:
             raise self._no_answer(_reason_of(error)) from error
 
     def _no_answer(self, why: str) -> CheckFailed:
-        return CheckFailed(f"{self.url} gives no answer of the protocol.", why=why)
+        return CheckFailed(f"{self.url} does not answer according to the protocol.", why=why)
 
     def _encode(
         self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], parameters: Mapping[str, int | bool]
@@ -149,19 +149,19 @@ class Server:
             content = self._ask(path, _BESIDES, min(self._timeout, _ABOUT)).content
         except Refused as error:
             what = f"{self.url} does not serve {path.removeprefix('v2/models/')}."
-            raise MissingDependency(what, why=str(error), fix="Start the server, and see its log.") from error
+            raise MissingDependency(what, why=str(error), fix="Start the server, and look at its log.") from error
         try:
             found = _read(content, _BESIDE_NUMBERS)
         except (ValueError, RecursionError) as error:
             raise self._no_answer(_reason_of(error)) from error
         if not isinstance(found, dict):
-            raise self._no_answer("It is JSON, but no object.")
+            raise self._no_answer("It is JSON, but not an object.")
         return found
 
     def _ask(
         self, path: str, most: int, wait: float, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Return an answer of at most so many bytes that is no error."""
+        """Return a successful answer of at most this many bytes."""
         try:
             answer = ask(f"{self.url}/{path}", body, headers, wait=wait, most=most)
         except NoAnswer as error:
@@ -175,22 +175,22 @@ class Server:
 
 
 def _read(text: bytes, most: int) -> Any:
-    """Parse JSON of at most so many values, lists and tables: what it takes in memory follows from their number.
+    """Parse JSON with a limit on values, lists and tables, which limits the memory.
 
     Raises:
-        ValueError: it is no JSON, or has more.
+        ValueError: it is not JSON, or has more.
         RecursionError: it nests too deep.
     """
     if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
-        raise ValueError("its JSON has more values than it can need")
+        raise ValueError("its JSON has too many values")
     return json.loads(text)
 
 
 def _decode(content: bytes, split: str | None, most: int) -> Arrays:
-    """Read the outputs of an answer, which have at most so many numbers.
+    """Read the outputs of an answer, with a limit on their numbers.
 
     Raises:
-        KeyError, TypeError, ValueError, OverflowError, RecursionError: it is no answer of the protocol.
+        KeyError, TypeError, ValueError, OverflowError, RecursionError: the answer does not follow the protocol.
     """
     end = len(content) if split is None else _length(split, len(content))
     answer, at = _read(content[:end], most + _BESIDE_NUMBERS), end
@@ -204,10 +204,10 @@ def _decode(content: bytes, split: str | None, most: int) -> Arrays:
         dtype, shape = np.dtype(_DTYPES[datatype]), _shape(tensor["shape"], most)
         parameters = tensor.get("parameters") or {}
         if not isinstance(parameters, dict):
-            raise ValueError("an output has parameters that are no object")
+            raise ValueError("an output has parameters that are not an object")
         size = parameters.get("binary_data_size")
         if size is None:
-            with np.errstate(all="ignore"):  # a number beyond the type is infinite, and differs
+            with np.errstate(all="ignore"):  # a number too large for the type becomes infinite, and so differs
                 values = np.array(tensor["data"], dtype=dtype).ravel()
         else:
             size = _length(size, len(content) - at)
@@ -225,7 +225,7 @@ def _listed(answer: object, key: str) -> list[dict[str, Any]]:
 
 
 def _shape(stated: object, most: int) -> list[int]:
-    """Return a shape, with sizes as numbers or texts, of at most so many numbers.
+    """Return a shape, with sizes as numbers or texts and a limit on elements.
 
     Raises:
         ValueError: it is none.
@@ -248,7 +248,7 @@ def _length(stated: object, most: int) -> int:
     """
     text = str(stated) if isinstance(stated, int | str) and not isinstance(stated, bool) else ""
     if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= most):
-        raise ValueError(f"{text[:40] or type(stated).__name__!r} is no size of at most {most}")
+        raise ValueError(f"{text[:40] or type(stated).__name__!r} is not a size of at most {most}")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Read and check what goes into a bundle: models with their data, plugin libraries, engines."""
+"""Read and check the parts of a bundle: models with their data, plugin libraries, engines."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import open_plain, read_plain
 from ...core.tensors import TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
+from ..backends import registry
 from .device.check_files import path_problem
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ class ModelPart:
     """An ONNX file.
 
     Args:
-        file: the file; its sidecar and data lie beside it.
-        inputs: what it takes.
-        outputs: what it returns.
-        data: the files beside it that hold weights.
-        sidecar: its facts, or None where it has none.
+        file: the file; its sidecar and data are in the same folder.
+        inputs: its inputs.
+        outputs: its outputs.
+        data: its files of external weights.
+        sidecar: its sidecar, or None if it has none.
         dtype: "fp32", "fp16" or "bf16", which chooses the tolerance.
     """
 
@@ -61,7 +62,7 @@ class ModelPart:
 
     @property
     def step(self) -> StepFacts | None:
-        """How a step file is called; None for a file that takes whole sequences."""
+        """How a step file is called; None for a file that needs whole sequences."""
         return self.sidecar.step if self.sidecar else None
 
 
@@ -89,14 +90,14 @@ class PluginPart:
 
 @dataclass(frozen=True)
 class EnginePart:
-    """An engine with its facts."""
+    """An engine with its sidecar."""
 
     path: Path
     facts: EngineFacts
 
     @property
     def plugin_digest(self) -> str:
-        """SHA-256 of the plugin library that it needs; "" where it needs none."""
+        """SHA-256 of the plugin library that it needs; "" if it needs none."""
         plugin = self.facts.plugin
         return plugin.sha256 if plugin and plugin.kind == "library" else ""
 
@@ -105,15 +106,16 @@ def read_model_part(path: Path) -> ModelPart:
     """Read an ONNX file that is complete and whose sidecar was written for it.
 
     Raises:
-        UsageError: no ONNX model, its data is missing or lies elsewhere, or a sidecar that is broken.
+        UsageError: it is not an ONNX model, its data is missing or in another folder, or its sidecar is broken.
         CheckFailed: the file was altered after its sidecar was written.
     """
     from ...onnx_graph.facts import inspect_onnx
 
-    if path.suffix.lower() != ".onnx":
+    backend = registry.of_file(path)
+    if backend is None or backend.built:
         raise UsageError(
             f"Cannot bundle {path}.",
-            why="A bundle is made of a model.onnx.",
+            why="A bundle needs a model.onnx.",
             fix=f"Give engines as {argument('engine')}.",
         )
     file = OnnxFile.read(path)
@@ -121,18 +123,20 @@ def read_model_part(path: Path) -> ModelPart:
     if facts.sidecar_matches is False:
         raise CheckFailed(
             f"{path} is not the file its sidecar was written for.",
-            why="Its SHA-256 differs: one of the two was altered.",
+            why="Its SHA-256 differs: one of the two was changed.",
             fix="Export the model again.",
         )
     for name in (path.name, *facts.external_data):
         if path_problem(name) or "/" in name:
-            why = f"A file of it is called {name[:100]!r}."
+            why = f"One of its files is called {name[:100]!r}."
             raise UsageError(
-                f"Cannot bundle {path}.", why=why, fix="Data must lie beside the model, under a plain name."
+                f"Cannot bundle {path}.",
+                why=why,
+                fix="External data must be in the model's folder, under a plain name.",
             )
     if facts.missing_external_data:
-        why = f"{facts.missing_external_data[0]} is not beside it."
-        raise UsageError(f"{path} is not whole.", why=why, fix="Copy the data file together with the model.")
+        why = f"{facts.missing_external_data[0]} is missing in its folder."
+        raise UsageError(f"{path} is incomplete.", why=why, fix="Copy the data file together with the model.")
     dtype = facts.sidecar.dtype if facts.sidecar else SHORT_NAME.get(facts.weight_dtype or "", "fp32")
     data = [path.with_name(name) for name in facts.external_data]
     return ModelPart(file, facts.inputs, facts.outputs, data, facts.sidecar, dtype)
@@ -142,8 +146,8 @@ def read_plugin_part(path: Path) -> PluginPart:
     """Read a library for Linux on x86-64 or aarch64: TensorRT plugins, or onnxruntime's kernels for the CPU.
 
     Raises:
-        UsageError: no such file, or no shared library for a known processor.
-        CheckFailed: it was altered after its facts were written.
+        UsageError: it does not exist, or is not a shared library for a known processor.
+        CheckFailed: it was changed after its sidecar was written.
     """
     import json
 
@@ -161,7 +165,8 @@ def read_plugin_part(path: Path) -> PluginPart:
         raise UsageError(f"{path} is not a plugin library.", why=f"Known: ELF for {', '.join(_MACHINES.values())}.")
     stated = facts.get("sha256") if isinstance(facts, dict) else None
     if stated not in (None, digest):
-        raise CheckFailed(f"{path} was altered.", why="Its SHA-256 is not the one beside it.", fix="Build it again.")
+        why = "Its SHA-256 is not the one in its sidecar."
+        raise CheckFailed(f"{path} was changed after it was written.", why=why, fix="Build it again.")
     return PluginPart(path, arch, digest, (kind_of(path) or TENSORRT_PLUGIN).name)
 
 
@@ -169,8 +174,8 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
     """Read an engine that was built from `model` and whose plugin library is in the bundle.
 
     Raises:
-        UsageError: no facts beside it, it is of another model, or its plugin library is not given.
-        CheckFailed: it was altered after it was built.
+        UsageError: it has no sidecar, belongs to another model, or its plugin library is not given.
+        CheckFailed: it was changed after it was built.
     """
     from ...core.documents.engine_facts import read_engine_facts
 
@@ -180,13 +185,14 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
     if digest != facts.engine_sha256:
-        raise CheckFailed(f"{path} was altered.", why="Its SHA-256 is not the one beside it.", fix="Build it again.")
+        why = "Its SHA-256 is not the one in its sidecar."
+        raise CheckFailed(f"{path} was changed after it was written.", why=why, fix="Build it again.")
     if facts.onnx_sha256 != model.file.sha256:
         why = f"It was built from another file ({facts.onnx_name})."
-        raise UsageError(f"{path} is no engine of {model.path}.", why=why, fix="Build it from this file.")
+        raise UsageError(f"{path} is not an engine of {model.path}.", why=why, fix="Build the engine from this file.")
     engine = EnginePart(path, facts)
     if engine.plugin_digest and engine.plugin_digest not in {plugin.digest for plugin in plugins}:
-        why = f"It needs the library it was built with, SHA-256 {engine.plugin_digest}."
+        why = f"It needs the library that it was built with, SHA-256 {engine.plugin_digest}."
         name = Path(facts.plugin.path).name if facts.plugin else ""
         raise UsageError(
             f"The plugin library of {path} is missing.", why=why, fix=f"Add {argument('plugin_library', name)}."

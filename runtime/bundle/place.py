@@ -1,4 +1,4 @@
-"""Write the files of a bundle to a staged folder, then move it into its place.
+"""Write the files of a bundle to a temporary folder, then move it into its place.
 
 The move is one step, so that readers see either the old bundle or the new one.
 """
@@ -44,7 +44,7 @@ class BundleFiles:
             UsageError: one of that name was written before.
         """
         if path in self._roles:
-            raise UsageError(f"Two files of the bundle would be called {path}.", fix="Rename one of them.")
+            raise UsageError(f"Two files of the bundle would have the name {path}.", fix="Rename one of them.")
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         self._roles[path] = role
@@ -76,10 +76,10 @@ class BundleFiles:
 
 
 def check_bundle(target: Path, *, as_tar: bool, overwrite: bool) -> None:
-    """Refuse a place that holds anything but an earlier bundle or nothing.
+    """Refuse a place with anything other than an earlier bundle.
 
     Raises:
-        UsageError: something is there and may not be replaced, or it is no bundle.
+        UsageError: an existing bundle may not be replaced, or something else is there.
     """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
@@ -87,30 +87,32 @@ def check_bundle(target: Path, *, as_tar: bool, overwrite: bool) -> None:
         what = "a folder" if as_tar else "not a folder"
         raise UsageError(f"Cannot write {target}.", why=f"It is {what}.", fix="Choose another name.")
     if not _is_bundle(target, as_tar=as_tar):
-        why = "It is a tar of other things." if as_tar else "It is a folder that holds other things than a bundle."
+        why = "It is a tar, but not a bundle." if as_tar else "It is a folder, but not a bundle."
         raise UsageError(f"{target} is not replaced.", why=why, fix="Choose another name.")
     if not overwrite:
         raise UsageError(
-            f"{target} exists.", why="Nothing is replaced unasked.", fix=f"Add {argument('overwrite', True)}."
+            f"{target} already exists.",
+            why="Existing bundles are kept.",
+            fix=f"Use {argument('overwrite', True)} to overwrite it.",
         )
     added = "" if as_tar else _added(target)
     if added:
         raise UsageError(
             f"{target} is not replaced.",
-            why=f"It holds {added}, which is no file of the bundle and would be lost.",
+            why=f"It contains {added}, which is not a file of the bundle and would be lost.",
             fix="Move it elsewhere, or choose another name.",
         )
 
 
 def _added(folder: Path) -> str:
-    """Return a file that lies in the folder of a bundle and that its manifest does not list; "" if there is none."""
+    """Return a file in a bundle's folder that its manifest does not list; "" if there is none."""
     files = json.loads(read_plain(folder / MANIFEST, MAX_MANIFEST)).get("files")
     entries = files if isinstance(files, list) else []
     listed = {MANIFEST, *(str(entry.get("path")) for entry in entries if isinstance(entry, dict))}
     for root, folders, names in os.walk(folder):
         if "__pycache__" in folders:
             folders.remove("__pycache__")
-        # A link to a folder is listed among the folders, and not walked into.
+        # A link to a folder is listed among the folders, and not followed.
         links = [name for name in folders if Path(root, name).is_symlink()]
         for path in (Path(root, name).relative_to(folder).as_posix() for name in [*names, *links]):
             if path not in listed:
@@ -119,7 +121,7 @@ def _added(folder: Path) -> str:
 
 
 def _is_bundle(path: Path, *, as_tar: bool) -> bool:
-    """Return whether a folder or a tar has the manifest of a bundle; an empty tar is taken for one."""
+    """Return whether a folder or a tar has the manifest of a bundle; an empty tar counts as one."""
     if as_tar and path.stat().st_size == 0:
         return True
     try:
@@ -130,14 +132,14 @@ def _is_bundle(path: Path, *, as_tar: bool) -> bool:
 
 
 def put_folder(folder: Path, target: Path) -> None:
-    """Put a finished folder in its place, in one step; an earlier bundle there is removed.
+    """Move a finished folder to its place in one step; remove an earlier bundle there.
 
     Args:
         folder: in a temporary folder beside `target` (`core.storage.outputs.writing`).
         target: nothing, an empty folder, or an earlier bundle.
 
     Raises:
-        UsageError: something else lies there by now; it stays.
+        UsageError: something else is there now; it is kept.
     """
     with folder_of(folder) as work, folder_of(target) as parent:
         _flush(work, folder.name)
@@ -148,7 +150,7 @@ def put_folder(folder: Path, target: Path) -> None:
         earlier = "old"
         if _exchange(work, folder.name, parent, target.name):
             wrote(target)
-            earlier = folder.name  # what lay there is in the temporary folder now, and is removed with it
+            earlier = folder.name  # the old bundle is now in the temporary folder, and is removed with it
         else:
             # Without the exchange there is a moment with no bundle, but never one with half of it.
             parent.move(target.name, work, earlier)
@@ -157,7 +159,7 @@ def put_folder(folder: Path, target: Path) -> None:
             except OSError:
                 work.move(earlier, parent, target.name)
                 raise
-        try:  # in the temporary folder nobody else can change it
+        try:  # nobody else can change it in the temporary folder
             check_bundle(folder.with_name(earlier), as_tar=False, overwrite=True)
         except UsageError as error:
             if earlier != folder.name or not _exchange(work, earlier, parent, target.name):
@@ -165,8 +167,8 @@ def put_folder(folder: Path, target: Path) -> None:
                 work.move(earlier, parent, target.name)
             raise UsageError(
                 f"{target} is not replaced.",
-                why="At the last moment something else than an earlier bundle lay there.",
-                fix="Write into a folder of your own.",
+                why="Another program put something else in its place at the last moment.",
+                fix="Choose a folder that only you can write to.",
             ) from error
 
 
@@ -191,7 +193,7 @@ def _flush(parent: OpenFolder, name: str) -> None:
 
 
 def _exchange(one: OpenFolder, name: str, other: OpenFolder, its_name: str) -> bool:
-    """Swap two folders in one step; return False where the system cannot."""
+    """Swap two folders in one step; return False if the system cannot."""
     if sys.platform != "linux":
         return False
     try:

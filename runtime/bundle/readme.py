@@ -1,4 +1,4 @@
-"""The README of a bundle: what is in it, and the commands to type on the device."""
+"""Write the README of a bundle: its contents, and the commands to type on the device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _code(*lines: str, language: str = "sh") -> str:
 
 
 def quote(word: str) -> str:
-    """Quote a word for a shell, in a line of code; what cannot be seen is spelled out, and the word is another then."""
+    """Quote a word for a shell in a line of code; invisible characters are escaped, which changes the word."""
     return quoted(spelled(word))
 
 
@@ -75,8 +75,8 @@ def _check(manifest: Mapping[str, Any]) -> list[str]:
             "python3 verify.py --files-only     # only the files",
             "python3 verify.py --run-libraries  # also with the libraries in it, if you trust who made the bundle",
         ),
-        "Exit codes: 0 all is well; 1 a file was altered, a model does not load, or an output differs; 2 this is no "
-        "bundle, or wrong usage; 3 something is missing from this machine.",
+        "Exit codes: 0 all is well; 1 a file was changed, a model does not load, or an output differs; 2 this is not "
+        "a bundle, or wrong usage; 3 something is missing on this machine.",
     ]
 
 
@@ -178,7 +178,8 @@ def _web(version: str | None) -> list[str]:
         "files. Once loaded the page works offline, where the address is `localhost` or begins with `https`. It "
         "computes on one thread: more need a server that sends the headers `Cross-Origin-Opener-Policy` and "
         "`Cross-Origin-Embedder-Policy`, and a change of `step.js`.",
-        f"The page runs onnxruntime-web {markdown_text(version)} (MIT licence, https://github.com/microsoft/onnxruntime).",
+        f"The page runs onnxruntime-web {markdown_text(version)} (MIT licence, "
+        "https://github.com/microsoft/onnxruntime).",
     ]
 
 

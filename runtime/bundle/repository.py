@@ -1,4 +1,4 @@
-"""Lay a bundle's models out as a model repository for Triton, which uses the bundle's own files without copies."""
+"""Write a model repository for Triton that uses the bundle's own files without copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import LocalAttnError
 from ...core.tensors import TensorSpec
-from ..generation.step_file import other_tensors
+from ..backends import registry
+from ..backends.step_file import other_tensors
 from ..inputs.rows import ROWS, check_rows, open_batch, rows_stay_apart, spans_the_batch
 from ..inputs.vocabulary import vocabulary
 from ..session import Session, load
@@ -33,7 +34,7 @@ from .triton import (
 if TYPE_CHECKING:
     from ...core.documents.step_facts import StepFacts
 
-# A file in the place of Python's folder: a server that imports the model writes nothing into the bundle, and reads
+# A file instead of Python's cache folder: a server that imports the model writes nothing into the bundle, and reads
 # nothing that another put there.
 _NO_BYTECODE = b"This file keeps Python from writing bytecode into the bundle.\n"
 _STREAM = Path(__file__).parent / "serving" / "stream_model.py"
@@ -85,7 +86,7 @@ class Repository:
         if self._facts.gpu:
             self.notes.append(
                 f"{filename} is bf16, which onnxruntime computes on GPUs only: {self._name} does not load in a server "
-                "without one. Started as the README says, the server serves the other models all the same."
+                "without one. If started as the README says, the server still serves the other models."
             )
         if step is None:
             self._prove_rows(samples)
@@ -96,8 +97,8 @@ class Repository:
             self._start_values(self._name, step)
             outputs = [*outputs, TensorSpec(NEXT_POSITION, "int64", (1,))]
             self.notes += [
-                f"{self._name} keeps the caches of each sequence in the server: send every token of it, the prompt's "
-                "too, as one request with the same sequence id, the first with sequence_start.",
+                f"{self._name} keeps the caches of each sequence in the server: send every token, also of the "
+                "prompt, as one request with the same sequence id, the first with sequence_start.",
                 f"An instance serves {self._serving.sequences} sequences at a time. The next one waits until "
                 f"one of them ends with sequence_end or is silent for {IDLE_SECONDS} seconds: give clients a timeout.",
             ]
@@ -119,11 +120,13 @@ class Repository:
         common = set.intersection(*by_arch.values()) if by_arch else set()
         left = set().union(*by_arch.values()) - common
         if left:
-            self.notes.append(f"Triton does not load {', '.join(sorted(left))}: it is not there for every processor.")
+            self.notes.append(
+                f"Triton does not load {', '.join(sorted(left))}, because the bundle lacks it for some processors."
+            )
         return tuple(sorted(common))
 
     def _prove_rows(self, samples: Sequence[Sample]) -> None:
-        """Find out whether requests may be joined, and note why not."""
+        """Find out whether requests may be joined; note the reason if not."""
         part, rows, batched = self._part, 1, False
         first = next((sample.inputs for sample in samples), {})
         if open_batch(part.inputs, part.outputs):
@@ -133,7 +136,7 @@ class Repository:
                 examples = example_inputs(session, part, samples)
                 record = check_rows(session.run, examples, part.dtype, spans_the_batch(part.file.model))
                 batched, why = record.status == "passed", record.detail
-            except LocalAttnError as error:  # a file that does not run here is served as it is
+            except LocalAttnError as error:  # a file that does not run on this machine is served unchanged
                 why = error.what
             if not batched:
                 self.notes.append(f"Triton does not join requests to {self._name}: no proof of {ROWS}. {why}.")
@@ -144,7 +147,7 @@ class Repository:
         name, part = f"{self._name}_stream", self._part
         data, output = other_tensors(part, step)
         if self._facts.gpu or any(spec.name == "attn_bias" for spec in data):
-            self.notes.append(f"{name} is not written: numpy has no bf16, and a bias is no sequence.")
+            self.notes.append(f"{name} is not written: numpy has no bf16, and a bias is not a sequence.")
             return
         rows = self._rows_of_step(step, data, samples)
         limit = vocabulary(part.sidecar) if data[0].dtype == "int64" else None
@@ -172,12 +175,13 @@ class Repository:
         self._files.add(f"triton/{name}/1/__pycache__", _NO_BYTECODE, "triton")
         joined = f"Up to {rows} sequences at the same position share a call" if rows > 1 else "Sequences are not joined"
         self.notes.append(
-            f"{name} takes any number of positions a request, a prompt in one. It needs numpy and onnxruntime in the "
+            f"{name} accepts any number of positions per request, such as a whole prompt. It needs numpy and "
+            "onnxruntime in the "
             f"server's Python. {joined}."
         )
 
     def _rows_of_step(self, step: StepFacts, data: Sequence[TensorSpec], samples: Sequence[Sample]) -> int:
-        """Return how many sequences one call takes, a row each; 0 where axis 0 is not proven to count them."""
+        """Return how many sequences a call takes, one per row; 0 if axis 0 is not proven to count them."""
         batch = data[0].shape[0]
         shapes = [spec.shape for spec in data] + [tuple(cache.shape) for cache in step.caches]
         if step.sequence_axis == 0 or not isinstance(batch, int) or any(shape[:1] != (batch,) for shape in shapes):
@@ -196,15 +200,16 @@ class Repository:
     def engine_home(self, engine: EnginePart) -> str:
         """Configure an engine and return its folder, which is outside the repository if Triton cannot run it."""
         facts = engine.facts
-        if facts.backend != "tensorrt":
-            self.notes.append(f"{engine.path.name} is a {facts.backend} engine, which Triton has no backend for.")
+        backend = registry.named(facts.backend).triton_backend
+        if not backend:
+            self.notes.append(f"{engine.path.name} is a {facts.backend} engine, for which Triton has no backend.")
             return "engines"
         name = served_name(f"{self._name}_{engine.path.stem}_tensorrt")
         step = self._part.step
         filename = engine.path.name
         batched = self._facts.batched and open_batch(facts.inputs, facts.outputs)
         served = replace(self._facts, batched=batched, libraries=(), sample={})
-        text = model_config(name, "tensorrt", filename, facts.inputs, facts.outputs, self._serving, step, served)
+        text = model_config(name, backend, filename, facts.inputs, facts.outputs, self._serving, step, served)
         self._configure(name, text)
         if step is not None:
             self._start_values(name, step)

@@ -1,4 +1,4 @@
-"""Sample inputs with the outputs that onnxruntime gives for them on the CPU."""
+"""Make sample inputs with onnxruntime's outputs on the CPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ...core.documents.step_facts import StepFacts
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.tensors import TensorSpec, named_sizes
+from ..backends.step_file import other_tensors
 from ..generation.array_step import ArrayStep
-from ..generation.step_file import other_tensors
 from ..inputs.arrays import load_arrays, random_inputs
 from ..inputs.example_inputs import check_call
 from ..inputs.vocabulary import vocabulary
@@ -66,7 +66,7 @@ def make_samples(part: ModelPart, count: int, seed: int, given: Sequence[Path] =
 
 
 def example_inputs(session: Session, part: ModelPart, samples: Sequence[Sample]) -> list[Arrays]:
-    """Return inputs that a model of whole sequences takes: those of its samples, or drawn where it has none.
+    """Return inputs for a model of whole sequences: those of its samples, or random ones if it has none.
 
     Raises:
         UsageError: inputs that cannot be drawn.
@@ -95,7 +95,7 @@ def sequence_inputs(part: ModelPart, samples: Sequence[Sample], seed: int) -> Ar
 def _draw(
     specs: Sequence[TensorSpec], part: ModelPart, count: int, seed: int, limit: int | None
 ) -> Iterator[tuple[Arrays, str]]:
-    """Draw inputs as in use, or random ones of floats; with dynamic axes, the longest first and then a shorter one."""
+    """Draw realistic inputs, or random floats; with dynamic axes, the longest first and then a shorter one."""
     sidecar = part.sidecar
     config = None if sidecar is None else sidecar.kwargs.get("config")
     known = config if isinstance(config, dict) else None
@@ -138,8 +138,8 @@ def _finite(outputs: Arrays, source: str) -> Arrays:
     for name, array in outputs.items():
         if not np.isfinite(array).all():
             raise CheckFailed(
-                f"Output {name!r} holds NaN or Inf for the sample {source}.",
-                why="A device's result could not be compared with it.",
+                f"Output {name!r} contains NaN or Inf for the sample {source}.",
+                why="A device's result cannot be compared with such an output.",
                 fix=f"Give other inputs in a file, {argument('inputs')}, or export in a wider type.",
             )
     return outputs

@@ -1,4 +1,4 @@
-"""A model repository for NVIDIA Triton Inference Server: `config.pbtxt` of each model, and the states of step files.
+"""Write the files of a Triton model repository: `config.pbtxt` of each model, and the states of step files.
 
 Requests are joined only where the file's first axis is dynamic and its rows are proven independent. A step file is
 served with Triton's implicit state: the caches stay in the server, one set a sequence. The position becomes a state
@@ -61,7 +61,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Served:
-    """What is known of a file that is served.
+    """The description of a served file.
 
     Args:
         batched: the rows of its first axis are independent: requests may be joined.
@@ -102,13 +102,13 @@ def model_config(
         backend: "onnxruntime" or "tensorrt".
         filename: the model file in the version folder.
         inputs: what the file takes; states are found among them by `step`.
-        outputs: what it returns.
+        outputs: its outputs.
         serving: batching, instances, sequences.
         step: how a step file is called; None for a model without state.
         served: what is known of the file.
 
     Raises:
-        UsageError: an element type that Triton has no name for.
+        UsageError: Triton does not support an element type.
     """
     served = served or Served()
     batched = step is None and served.batched
@@ -272,7 +272,7 @@ def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
 
 def _type(name: str, dtype: str) -> Word:
     if dtype not in TYPE_NAMES:
-        raise UsageError(f"{name!r} is {dtype}, which Triton does not serve.", fix=f"Leave out {argument('triton')}.")
+        raise UsageError(f"{name!r} is {dtype}, which Triton does not support.", fix=f"Leave out {argument('triton')}.")
     return Word(f"TYPE_{TYPE_NAMES[dtype]}")
 
 

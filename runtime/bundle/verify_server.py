@@ -1,4 +1,4 @@
-"""`localattn bundle verify --server`: send a bundle's samples to a server, and compare what it answers.
+"""`localattn bundle verify --server`: send a bundle's samples to a server, and compare its answers.
 
 A model that takes what the file takes gets the samples as they are. One that keeps the caches of a step file itself
 gets the stream that the samples were drawn from, as one sequence: token by token, or in larger pieces where it takes
@@ -51,7 +51,11 @@ def verify_on_server(path: Path, url: str, model: str | None = None, manifest_sh
     with as_errors(), checked(path, manifest_sha256, unpack=True) as (folder, manifest, digest):
         assert folder is not None
         if not manifest["samples"]:
-            raise UsageError("The bundle has no samples.", why="There is nothing to send.", fix="Make it with samples.")
+            raise UsageError(
+                "The bundle has no samples.",
+                why="A check of a server sends samples.",
+                fix="Create the bundle with samples.",
+            )
         server = Server(url)
         rows = [row for name in _names(manifest, model) for row in _judged(_Served(server, name, folder, manifest))]
         passed = all(row["passed"] for row in rows)
@@ -68,9 +72,9 @@ def _judged(served: _Served) -> list[Report]:
     rows = that_prove_something([*served.rows()])
     if not rows:
         raise CheckFailed(
-            f"Nothing that {served.name} answers was compared.",
-            why="The bundle has no samples of the model that it serves.",
-            fix="Make the bundle again, with samples.",
+            f"No answer of {served.name} was compared.",
+            why="The bundle has no samples for this model.",
+            fix="Create the bundle again, with samples.",
         )
     return rows
 
@@ -100,7 +104,7 @@ class _Served:
             CheckFailed: no model of the bundle takes what the server's model takes.
         """
         models = [model for model in self._manifest["models"] if model["kind"] == "onnx"]
-        # A server that lists no inputs is believed to serve the first model.
+        # A server that lists no inputs is assumed to serve the first model.
         direct = [model for model in models if self._takes(model)] if self._shapes else models[:1]
         if direct:
             yield from self._directly(direct[0])
@@ -111,8 +115,8 @@ class _Served:
                 yield from self._as_sequence(model, step)
                 return
         raise CheckFailed(
-            f"{self._name} on {self._server.url} is no model of this bundle.",
-            why=f"It takes {', '.join(sorted(self._shapes))[:200]}.",
+            f"{self._name} on {self._server.url} is not a model of this bundle.",
+            why=f"Its inputs are {', '.join(sorted(self._shapes))[:200]}.",
             fix="Name another model of the server, or another bundle.",
         )
 
@@ -165,16 +169,16 @@ class _Served:
             samples[int(at[0])] = sample, inputs, expected
         if path not in {entry["path"] for entry in self._manifest["files"]}:
             raise UsageError(
-                "The bundle has no sequence for this step file.",
-                why="Its samples were given, or it was made by an older release.",
-                fix="Make the bundle again, with samples that are drawn.",
+                "The bundle has no sample sequence for this step file.",
+                why="Its samples came from a file, or an older release created it.",
+                fix="Create the bundle again, with random samples.",
             )
         stream = read_arrays(self._folder / path)
         axis, shape = step.sequence_axis, self._shapes[step.token_input]
         first = _first(stream, step, path)
         if shape and len(shape) != first.ndim:
             raise CheckFailed(
-                f"{self.name} takes {step.token_input} with {len(shape)} axes; the bundle's sequence has {first.ndim}.",
+                f"{self.name} needs {step.token_input} with {len(shape)} axes; the bundle's sequence has {first.ndim}.",
                 fix="Make the bundle again, or name another model of the server.",
             )
         rows = first.shape[0] if axis else 1
@@ -190,7 +194,9 @@ class _Served:
             if not wanted:
                 yield self._row(model, sample, "", "") | NO_OUTPUTS
                 continue
-            found = [answer.get(position, "no call of the bundle's sequence begins there") for answer in answers]
+            found = [
+                answer.get(position, "no call of the bundle's sequence begins at this position") for answer in answers
+            ]
             refused = next((x for x in found if isinstance(x, str)), "")
             parts = [np.atleast_1d(x) for x in found if not isinstance(x, str)]
             if not refused and len({part.shape[1:] for part in parts}) > 1:
@@ -203,7 +209,7 @@ class _Served:
     def _sent(
         self, stream: Arrays, step: StepFacts, pieces: Sequence[tuple[int, int]], row: int | None, most: int
     ) -> dict[int, NDArray[Any] | str]:
-        """Send a stream; return the output by the position at which a piece starts, or what the server says.
+        """Send a stream; return the output by the start position of each piece, or the server's message.
 
         `most` is how many numbers a call of the file gives.
         """
@@ -233,7 +239,7 @@ class _Served:
                 yield row | {"passed": False, "why": "the model has no such output"}
                 continue
             array = actual[name]
-            if not wanted.ndim and array.shape == (1,):  # no server hands out a scalar
+            if not wanted.ndim and array.shape == (1,):  # servers do not return scalars
                 array = array.reshape(())
             yield row | compare(array, wanted, model["tolerance"])
 
@@ -245,7 +251,7 @@ class _Served:
 
 
 def _first(stream: Arrays, step: StepFacts, path: str) -> NDArray[Any]:
-    """Return the tokens of a sequence, beside which its other arrays lie.
+    """Return the tokens of a sequence; its other arrays are in the same file.
 
     Raises:
         CheckFailed: they are not there, or the arrays do not fit each other.
@@ -259,19 +265,19 @@ def _first(stream: Arrays, step: StepFacts, path: str) -> NDArray[Any]:
     elif not first.size:
         why = "It is empty."
     if first is None or why:
-        raise CheckFailed(f"{path} is no sequence of this step file.", why=why, fix="Make the bundle again.")
+        raise CheckFailed(f"{path} is not a sequence for this step file.", why=why, fix="Make the bundle again.")
     return first
 
 
 def _pieces(length: int, chunk: int, positions: Mapping[int, object], *, many: bool) -> list[tuple[int, int]]:
-    """Cut a stream into requests: calls of the file, or where many positions fit all between two samples at once."""
+    """Cut a stream into requests: one per call of the file, or all positions between two samples if they fit."""
     cuts = set(range(0, length, chunk)) if not many else {0, *positions, *(place + chunk for place in positions)}
     places = sorted(place for place in cuts if place < length)
     return list(zip(places, [*places[1:], length], strict=True))
 
 
 def _sizes(shape: object) -> list[int]:
-    """Return a shape that a server states, also with its sizes as texts; none where it states no such thing."""
+    """Return a shape that a server states, also with sizes as texts; none if it states no valid shape."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return [int(size) for size in shape] if isinstance(shape, list) else []
     return []

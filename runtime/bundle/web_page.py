@@ -1,4 +1,4 @@
-"""A web page on which a step file generates text: check the model, and write files for any static web server.
+"""Write a web page on which a step file generates text, for any static web server; check the model first.
 
 The page's own files are in the folder `web` beside this module; onnxruntime-web comes from a folder of the user.
 """
@@ -17,7 +17,7 @@ from ...core.spelling import spelled
 from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
-from ..generation.step_file import data_inputs, other_tensors, step_facts
+from ..backends.step_file import data_inputs, other_tensors, step_facts
 from .parts import ModelPart
 from .place import BundleFiles
 
@@ -34,13 +34,13 @@ def read_web_version(folder: Path) -> str:
     """Return the version of onnxruntime-web in the folder of its npm package.
 
     Raises:
-        UsageError: it is no such folder, or lacks a file that the page needs.
+        UsageError: it is another folder, or lacks a file that the page needs.
     """
     try:
         package = json.loads(read_plain(folder / "package.json", MAX_BYTES))
         name, version = package["name"], str(package["version"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        why = "It has no package.json of npm that can be read."
+        why = "It has no readable package.json."
         raise UsageError(f"{folder} is not onnxruntime-web.", why=why, fix=_INSTALL) from error
     if name != "onnxruntime-web":
         raise UsageError(f"{folder} is not onnxruntime-web.", why=f"It is {str(name)[:100]!r}.", fix=_INSTALL)
@@ -55,22 +55,24 @@ def check_web_model(model: ModelPart) -> None:
     """Refuse a model that the page cannot run.
 
     Raises:
-        UsageError: it is no step file of one sequence of tokens, or bf16.
+        UsageError: it is not a step file of one sequence of tokens, or it is bf16.
     """
     path = model.path
     if model.sidecar is None:
-        why = f"Its sidecar {path.name}.json, which says how its caches are laid out, is not beside it: copy it too."
+        why = f"Its sidecar {path.name}.json, which describes its caches, is missing in its folder: copy it too."
         raise UsageError(f"{path} cannot go on a web page.", why=why)
     facts = step_facts(model.sidecar, path.name)
     if facts.mode != "step":
-        why = f"It takes {facts.chunk} positions at once; its step file takes it along."
+        why = f"It needs {facts.chunk} positions at once, and is bundled with its step file."
         raise UsageError(f"{path} is a {facts.mode} file.", why=why, fix="Give the step file.")
     data = data_inputs(model, facts)
     if len(data) != 1 or data[0].dtype != "int64" or len(data[0].shape) != 2:
         taken = ", ".join(spec.describe() for spec in data)
-        raise UsageError(f"{path} cannot go on a web page.", why=f"The page writes tokens, and it takes {taken}.")
+        raise UsageError(
+            f"{path} cannot go on a web page.", why=f"The page needs token inputs, but the file has {taken}."
+        )
     if data[0].shape[0] != 1:
-        why = f"It goes on with {data[0].shape[0]} sequences at once, and the page shows one."
+        why = f"It continues {data[0].shape[0]} sequences at once, but the page shows one."
         raise UsageError(f"{path} cannot go on a web page.", why=why, fix=f"Export it with {argument('batch', 1)}.")
     if model.dtype == "bf16":
         why = "onnxruntime-web has no bf16 kernels on the CPU."
@@ -97,7 +99,7 @@ def write_page(files: BundleFiles, runtime: Path, version: str, models: Sequence
         paths.append(f"onnxruntime-web/{name}")
     names = sorted({path.name for model in models for path in model.files})
     written = [f"{HOME}/{path}" for path in paths] + [f"{MODELS}/{name}" for name in names]
-    digests = {path: files.digest(path) for path in written}  # by which a browser's copy is of one bundle alone
+    digests = {path: files.digest(path) for path in written}  # so that a browser's copy belongs to one bundle only
     paths += sorted(map(_address, names))
     step, *prefill = (_address(model.path.name) for model in models)
     assert models[0].step is not None

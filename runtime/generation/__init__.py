@@ -1,1 +1,1 @@
-"""Step files: their state between calls, and text made with them."""
+"""Run step files: keep their state between calls, and generate text."""

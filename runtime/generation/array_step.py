@@ -1,4 +1,4 @@
-"""Step files in plain sessions: each call returns the caches as arrays, and the next call takes them.
+"""Run step files in plain sessions: each call returns the caches as arrays for the next call.
 
 Slower than the bound buffers of the engines' own step sessions, but it needs no sidecar, and the caches can be
 inspected.
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.step_file import other_tensors
+from ..backends.step_session import StepSession
 from ..inputs.example_inputs import first_call
 from ..session import Arrays, Session
-from .step_file import other_tensors
-from .step_session import StepSession
 
 if TYPE_CHECKING:
     from ...core.documents.step_facts import StepFacts
 
 
 class ArrayStep(StepSession):
-    """A step file, and files that take more positions a call and share its caches.
+    """A step file, and files with more positions per call that share its caches.
 
     Args:
         facts: of the step file.
@@ -43,7 +43,7 @@ class ArrayStep(StepSession):
 
     @property
     def state(self) -> Arrays:
-        """The position and the caches that the next call takes."""
+        """The position and the caches for the next call."""
         return {**self._caches, self.facts.position_input: np.array([self.position], dtype=np.int64)}
 
     def _clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Write a conversation as the text that a chat model was trained on, by the template in its folder.
+"""Format a conversation for a chat model, by the template in its folder.
 
 The template is a program from outside. It runs in Jinja's immutable sandbox, which gives it values and no objects of
 Python, in a process of its own (`render_chat.py`) with limits of time and memory: the sandbox bounds neither.
@@ -21,7 +21,7 @@ _SECONDS = 30
 
 
 def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]], *, seconds: float = _SECONDS) -> str:
-    """Return the text of a conversation, up to where the model goes on.
+    """Return the text of a conversation, up to where the model continues.
 
     Args:
         defaults: of the model's folder, with the template.
@@ -29,14 +29,14 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
         seconds: the longest that the template may take.
 
     Raises:
-        UsageError: there is no template, or it failed, refused the messages, or went beyond its limits.
+        UsageError: there is no template, or it failed, refused the messages, or exceeded its limits.
         MissingDependency: jinja2 is not installed.
     """
     if defaults.template is None:
         raise UsageError(
             "The folder has no chat template.",
-            why="It is chat_template.jinja, or chat_template in tokenizer_config.json.",
-            fix=f"Leave {argument('chat')} out, and write the prompt as the model expects it.",
+            why="A template is in chat_template.jinja, or is chat_template in tokenizer_config.json.",
+            fix=f"Leave {argument('chat')} out, and write the prompt in the model's own format.",
         )
     request = {"template": defaults.template, "messages": list(messages), "special": dict(defaults.special)}
     try:
@@ -48,7 +48,7 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
     try:
         answer = json.loads(done.stdout)
     except ValueError:
-        raise _failed("It went beyond its limits of time and memory.") from None
+        raise _failed("It exceeded its limits of time and memory.") from None
     if answer.get("missing"):
         raise MissingDependency("A chat template needs jinja2.", fix="pip install 'localattn[transformers]'")
     if "error" in answer:
@@ -57,12 +57,12 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise _failed(f"Character {error.start} of its text is half of one (a surrogate).") from error
+        raise _failed(f"Character {error.start} of its text is a lone surrogate.") from error
     return text
 
 
 def _failed(why: str, *, told: bool = False) -> UsageError:
     fix = f"Write the prompt without {argument('chat')}."
-    if told:  # many templates know no system message, and say so
-        fix = f"Leave {argument('system')} out, if that is why; or write the prompt without {argument('chat')}."
+    if told:  # many templates do not support a system message
+        fix = f"Leave {argument('system')} out, or write the prompt without {argument('chat')}."
     return UsageError("The model's chat template cannot be used.", why=why, fix=fix)

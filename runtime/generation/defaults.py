@@ -1,4 +1,4 @@
-"""What a model's folder says about writing text with it: when to stop, and how to sample.
+"""Read a model's defaults for generation from its folder: when to stop, and how to sample.
 
 `generation_config.json` has it, as `transformers` writes that file; `config.json` and `tokenizer_config.json` know the
 tokens that end a text where it does not. All come from outside and are read as data.
@@ -21,21 +21,21 @@ from .tokenizer import TOKENIZER, FolderTokenizer
 GENERATION, CONFIG, TOKENIZER_CONFIG = "generation_config.json", "config.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 _MOST_BYTES = 32 << 20
-# Unknown fields that are named; a file may have any number.
+# The most unknown fields that are named; a file may have any number.
 _MOST_NAMED = 8
 _FIX = "Copy the original again."
-# What transformers takes where the file does not say.
+# Defaults of transformers if the file does not state a value.
 _TOP_K = 50
 _REAL = ("temperature", "top_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
 class FolderDefaults:
-    """What a folder says.
+    """The defaults in a folder.
 
     Args:
         stop: tokens that end a text.
-        do_sample: whether tokens are drawn; None where the folder has no `generation_config.json`.
+        do_sample: whether tokens are drawn; None if the folder has no `generation_config.json`.
         sampling: arguments of `Sampling`, those for drawn tokens too.
         template: the chat template, in Jinja; None without one.
         special: names of special tokens for it, as `bos_token`.
@@ -62,7 +62,7 @@ class FolderDefaults:
     path: str = GENERATION
 
     def most_tokens(self, prompt_length: int) -> int | None:
-        """Return how many tokens the folder allows after a prompt; None where it does not say.
+        """Return how many tokens the folder allows after a prompt; None if it does not say.
 
         Raises:
             UsageError: the prompt is as long as all may be.
@@ -72,13 +72,13 @@ class FolderDefaults:
         if prompt_length >= self.max_length:
             raise UsageError(
                 f"The prompt has {prompt_length} tokens, and {GENERATION} allows {self.max_length} with the text.",
-                why="Its max_length counts the prompt.",
-                fix=f"Say how many tokens to generate: {argument('max_tokens')}.",
+                why="Its max_length includes the prompt.",
+                fix=f"Set the number of tokens to generate: {argument('max_tokens')}.",
             )
         return self.max_length - prompt_length
 
     def settings(self, do_sample: bool | None = None, **given: float | None) -> dict[str, Any]:
-        """Return the arguments of `Sampling`: those that are given, the folder's for the others.
+        """Return the arguments of `Sampling`: the given ones, and the folder's for the others.
 
         Args:
             do_sample: whether tokens are drawn; None: if a value for that is given, else as the folder says, and where
@@ -119,16 +119,16 @@ def read_defaults(folder: Path, tokenizer: FolderTokenizer | None) -> FolderDefa
     """Read what a folder says.
 
     Args:
-        folder: where the step file lies.
+        folder: the step file's folder.
         tokenizer: of the folder; None where it has none.
 
     Raises:
-        UsageError: a file is no JSON object, too large, or states a value of another type.
+        UsageError: a file is not a JSON object, is too large, or has a value of a wrong type.
     """
     path = folder / GENERATION
     stated = path.is_file()
     generation = _read(path)
-    # Beside a model of another kind a file of these names may be anything.
+    # In the folder of another kind of model, files with these names may have any content.
     read = _read if stated or tokenizer is not None else _read_if_object
     config, names = read(folder / CONFIG), read(folder / TOKENIZER_CONFIG)
     special = {
@@ -166,7 +166,7 @@ def _check(row: Field, value: Any, path: Path | str, *, in_use: bool = True) -> 
 
 
 def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `Sampling`: what is stated and does anything."""
+    """Return arguments of `Sampling`: stated values that have an effect."""
     found = {name: values[name] for name in (*SCORES, *DRAWS) if values.get(name) is not None}
     top_k = values.get("top_k")
     if top_k is None:
@@ -177,13 +177,13 @@ def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _notes(values: Mapping[str, Any], tokenizer: FolderTokenizer | None) -> Iterator[str]:
-    """Yield what is asked for and not applied."""
+    """Yield requests that are not applied."""
     for name, value in values.items():
         row = FIELDS.get(name)
         if row is not None and row.missing and value is not None and row.active(value):
             yield f"{GENERATION}: {name} is {shown(value)} and not applied, because {row.missing}"
     if values.get("stop_strings") is not None and tokenizer is None:
-        yield f"{GENERATION}: stop_strings is not applied, because no {TOKENIZER} says how tokens read"
+        yield f"{GENERATION}: stop_strings is not applied, because there is no {TOKENIZER} to read tokens with"
     unknown = [name for name in values if name not in FIELDS]
     if unknown:
         named = ", ".join(shown(name).strip("'\"") for name in unknown[:_MOST_NAMED])
@@ -207,7 +207,7 @@ def _bos(
 
 
 def _read_if_object(path: Path) -> Mapping[str, Any]:
-    """Read a JSON object; an absent or another file is an empty one."""
+    """Read a JSON object; return an empty one for a missing or invalid file."""
     try:
         return _read(path)
     except UsageError:
@@ -215,12 +215,12 @@ def _read_if_object(path: Path) -> Mapping[str, Any]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Read a JSON object; an absent file is an empty one."""
+    """Read a JSON object; return an empty one for a missing file."""
     if not path.is_file():
         return {}
     found = read_json(path, _MOST_BYTES, _FIX)
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is no JSON object.", fix=_FIX)
+        raise UsageError(f"{path} is not a JSON object.", fix=_FIX)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Know the fields of generation_config.json: which values each may have, and what it does here.
+"""List the fields of generation_config.json: allowed values, and their effect here.
 
 Names, neutral values and order are those of transformers 5.24: `GenerationConfig`, and what `generate` makes of it in
 `_get_logits_processor` and `_get_stopping_criteria`. A row says one of four things about a field: it changes the
@@ -20,7 +20,7 @@ from ...core.limits import LARGEST_SIZE
 # Longest lists: of tokens, of sequences of tokens, of texts. A step looks at each entry.
 _MOST_TOKENS, _MOST_SEQUENCES, _MOST_TEXTS = 1 << 20, 1 << 16, 4096
 _MOST_STOPS = 4096
-# Beyond, scores leave the range of fp32 (1e38), or a penalty means nothing.
+# Larger values make scores leave the range of fp32 (1e38), or make a penalty meaningless.
 _LEAST_FACTOR, _LARGEST_FACTOR, _LARGEST_BIAS = 1e-6, 1e6, 1e30
 
 Role = Literal["scores", "draw", "ending", "none"]
@@ -35,7 +35,7 @@ class Field:
         name: as in the file, and as an argument of `Sampling`.
         role: what it changes.
         is_kind: whether a value has the right type.
-        kind: that type, as it follows "It is no".
+        kind: the type in words, to follow "It must be:".
         fits: whether a value of that type is in its range; looked at only where the field is in use.
         range: that range, as it follows "It must be".
         missing: why a value other than a neutral one is not applied.
@@ -54,11 +54,11 @@ class Field:
     neutral: int | None = None
 
     def asks(self, value: Any) -> bool:
-        """Return whether a value asks for anything."""
+        """Return whether a value has an effect."""
         return value is not None and value is not False and (self.neutral is None or value != self.neutral)
 
     def wrong(self, value: Any, *, in_use: bool = True) -> str:
-        """Return why a value cannot be used, as it follows the name; empty where it can, or is None.
+        """Return why a value cannot be used, as a sentence; empty if it can, or is None.
 
         Args:
             value: any.
@@ -67,17 +67,17 @@ class Field:
         if value is None:
             return ""
         if not self.is_kind(value):
-            return f"That is no {self.kind}."
+            return f"It must be: {self.kind}."
         return f"It must be {self.range}." if in_use and not self.fits(value) else ""
 
 
 def is_whole(value: Any) -> bool:
-    """Check for an integer that fits in 64 bits; a bool is none."""
+    """Check for an integer that fits in 64 bits; a bool does not count."""
     return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 1 << 63
 
 
 def is_number(value: Any) -> bool:
-    """Check for a finite number; a bool is none."""
+    """Check for a finite number; a bool does not count."""
     if isinstance(value, Integral):
         return is_whole(value)
     return isinstance(value, Real) and math.isfinite(value)
@@ -147,7 +147,7 @@ _LENGTH = (_between(1, LARGEST_SIZE), f"from 1 to {LARGEST_SIZE}")
 _SHARE = (_share, "more than 0, at most 1")
 _CLOSED = (_between(0, 1), "from 0 to 1")
 _NUMBER, _WHOLE, _FLAG = (is_number, "finite number"), (is_whole, "whole number"), (_is_flag, "true or false")
-_TOKEN, _STOPS = (is_token, "token"), (are_stops, f"token and no list of at most {_MOST_STOPS}")
+_TOKEN, _STOPS = (is_token, "token"), (are_stops, f"token or list of at most {_MOST_STOPS} tokens")
 _TOKENS = (_are_whole, f"list of at most {_MOST_TOKENS} tokens")
 _SEQUENCES = (_are_sequences, "list of lists of tokens")
 _TEXT = (lambda value: isinstance(value, str), "text")
@@ -159,9 +159,9 @@ def _not_there(name: str, kind: tuple[Test, str], missing: str, active: Test = l
     return Field(name, "none", *kind, missing=missing, active=active)
 
 
-_BEAMS, _ASSISTED = "beam search is not there", "assisted decoding is not there"
+_BEAMS, _ASSISTED = "beam search is not supported", "assisted decoding is not supported"
 _ROWS = (
-    # What changes the scores, in the order of transformers.
+    # Fields that change the scores, in the order of transformers.
     Field(
         "sequence_bias",
         "scores",
@@ -190,7 +190,7 @@ _ROWS = (
     ),
     Field("suppress_tokens", "scores", *_TOKENS),
     Field("begin_suppress_tokens", "scores", *_TOKENS),
-    # How tokens are drawn, in the order of transformers.
+    # Fields that control how tokens are drawn, in the order of transformers.
     Field("temperature", "draw", *_NUMBER, lambda value: value >= 0, "0 (greedy) or more: it divides the logits"),
     Field("top_h", "draw", *_NUMBER, *_SHARE),
     Field("top_k", "draw", *_WHOLE, lambda value: value >= 1, "1 or more: at least one token must stay"),
@@ -199,30 +199,30 @@ _ROWS = (
     Field("typical_p", "draw", *_NUMBER, *_SHARE),
     Field("epsilon_cutoff", "draw", *_NUMBER, *_CLOSED),
     Field("eta_cutoff", "draw", *_NUMBER, *_CLOSED),
-    # Where a text begins and ends.
+    # Fields that control where a text begins and ends.
     Field("bos_token_id", "ending", *_TOKEN),
     Field("eos_token_id", "ending", *_STOPS),
     Field("do_sample", "ending", *_FLAG),
     Field("max_length", "ending", *_WHOLE, *_LENGTH),
     Field("max_new_tokens", "ending", *_WHOLE, *_LENGTH),
     Field("max_time", "ending", *_NUMBER, lambda value: value >= 0, "0 seconds or more"),
-    Field("stop_strings", "ending", _are_texts, "text and no list of texts"),
-    # What transformers does and this package does not.
+    Field("stop_strings", "ending", _are_texts, "text or list of texts"),
+    # Fields that this package does not support.
     _not_there("num_beams", _WHOLE, _BEAMS, lambda value: value > 1),
     _not_there("num_beam_groups", _WHOLE, _BEAMS, lambda value: value > 1),
     _not_there("constraints", _ANYTHING, _BEAMS),
     _not_there("force_words_ids", _ANYTHING, _BEAMS),
-    _not_there("penalty_alpha", _NUMBER, "contrastive search is not there", lambda value: value > 0),
-    _not_there("dola_layers", _ANYTHING, "DoLa decoding is not there"),
+    _not_there("penalty_alpha", _NUMBER, "contrastive search is not supported", lambda value: value > 0),
+    _not_there("dola_layers", _ANYTHING, "DoLa decoding is not supported"),
     _not_there("use_mtp", _FLAG, _ASSISTED, bool),
     _not_there("prompt_lookup_num_tokens", _WHOLE, _ASSISTED),
     _not_there("assistant_early_exit", _WHOLE, _ASSISTED),
     _not_there(
-        "guidance_scale", _NUMBER, "guidance, which runs the model twice, is not there", lambda value: value != 1
+        "guidance_scale", _NUMBER, "guidance, which runs the model twice, is not supported", lambda value: value != 1
     ),
-    _not_there("watermarking_config", _OBJECT, "watermarks, which need PyTorch's random numbers, are not there"),
-    _not_there("token_healing", _FLAG, "healing the end of a prompt is not there", bool),
-    _not_there("num_return_sequences", _WHOLE, f"{argument('batch')} says how many", lambda value: value > 1),
+    _not_there("watermarking_config", _OBJECT, "watermarks, which need PyTorch's random numbers, are not supported"),
+    _not_there("token_healing", _FLAG, "token healing is not supported", bool),
+    _not_there("num_return_sequences", _WHOLE, f"{argument('batch')} sets the number", lambda value: value > 1),
     _not_there("cache_implementation", _TEXT, "caches are not quantised", lambda value: value == "quantized"),
     # What changes no token without beams, an assistant model or an encoder; or how transformers runs, and what it
     # returns. Renormalised logits have the same order and are drawn alike.

@@ -28,7 +28,7 @@ from .sampling import Sampling, Tokens
 from .step_session import StepSession, open_step
 from .stop_strings import StopStrings
 
-# The value for a row that has ended; no token has this number.
+# The value for a row that has ended; it is not a valid token.
 ENDED = -1
 
 
@@ -54,7 +54,7 @@ class Generator:
             taken = ", ".join(spec.describe() for spec in session.inputs)
             raise UsageError(
                 "This file does not generate tokens.",
-                why=f"It takes {taken}.",
+                why=f"Its inputs are {taken}.",
                 fix="Step through it with localattn.runtime.open_step.",
             )
         self.session = session
@@ -92,11 +92,11 @@ class Generator:
             UsageError: nothing was consumed yet.
         """
         if self._logits is None:
-            raise UsageError("There are no logits yet.", why="Nothing was consumed.", fix="Call prefill first.")
+            raise UsageError("There are no logits yet.", why="No token was consumed.", fix="Call prefill first.")
         return self._logits
 
     def reset(self) -> None:
-        """Forget all tokens and return to position 0."""
+        """Drop all tokens and return to position 0."""
         self.session.reset()
         self._logits = None
 
@@ -126,17 +126,21 @@ class Generator:
         if tokens.size == 0 or tokens.ndim != 2 or tokens.shape[0] != self.batch:
             raise UsageError(
                 f"Tokens of shape {list(tokens.shape)} cannot be consumed.",
-                why=f"Wanted: [T] or [{self.batch}, T], with one token at least.",
-                fix="Give a prompt, even a single token: the model needs something to go on from.",
+                why=f"Expected: [T] or [{self.batch}, T], with at least one token.",
+                fix="Give a prompt of at least one token.",
             )
         self._check_tokens(tokens)
         output = self.session.consume({self._input: tokens.astype(np.int64), **self._hiding(tokens, mask)}, shared=True)
         return output[:, -1]
 
     def _hiding(self, tokens: NDArray[Any], mask: ArrayLike | None) -> dict[str, NDArray[Any]]:
-        """Return the mask of tokens `[B, T]` by the name of its input; empty if the file takes none."""
+        """Return the mask of tokens `[B, T]` by the name of its input; empty if the file has no mask."""
         if mask is not None and (self._mask is None or np.shape(mask) != tokens.shape):
-            why = f"It takes one of {list(tokens.shape)}." if self._mask else "It was exported for one sequence a call."
+            why = (
+                f"The mask needs the shape {list(tokens.shape)}."
+                if self._mask
+                else "The file was exported for one sequence per call."
+            )
             raise UsageError(f"A mask of {list(np.shape(mask))} does not fit this file.", why=why)
         if self._mask is None:
             return {}
@@ -174,12 +178,12 @@ class Generator:
         return self.session.advance({self._input: column, **self._kept}, checked=True, shared=True)[:, -1]
 
     def begin(self, ids: ArrayLike, mask: ArrayLike | None = None) -> None:
-        """Begin a text with a prompt, as `reset` and `prefill` do; `logits` are those of the session's buffer."""
+        """Begin a text with a prompt, as `reset` and `prefill` do; `logits` are in the session's buffer."""
         self.reset()
         self._logits = self._consumed(ids, mask)
 
     def go_on(self, ids: ArrayLike) -> None:
-        """Go on with a token, as `step` does; `logits` are those of the session's buffer."""
+        """Continue with a token, as `step` does; `logits` are in the session's buffer."""
         self._logits = self._stepped(ids)
 
     def room(self, prompt_length: int) -> int | None:
@@ -221,7 +225,7 @@ class Generator:
             seed: of the draws; the same seed gives the same tokens.
             stop: a sequence ends with the first of these tokens, which is still yielded.
             stop_strings: a sequence ends with the token in which one of these strings ends.
-            max_time: all sequences end with the first token after so many seconds from this call on.
+            max_time: all sequences end with the first token after this many seconds.
             first_row: number of the first sequence; row `r` draws from the seed's stream `first_row + r`.
             mask: of the prompt, as for `prefill`.
             others: further arguments of `Sampling`: `min_p`, `no_repeat_ngram_size`, `bad_words_ids` and so on.
@@ -239,14 +243,14 @@ class Generator:
         begin = time.monotonic()
         sampling = Sampling(temperature, top_k, top_p, repetition_penalty, **others)
         if max_tokens is not None and max_tokens < 0:
-            raise UsageError(f"{argument('max_tokens')} is {max_tokens}.", why="It counts tokens.")
+            raise UsageError(f"{argument('max_tokens')} is {max_tokens}.", why="It must be a number of tokens.")
         length = np.shape(prompt)[-1] if np.ndim(prompt) else 0
         room = self.room(length)
         if room is not None and max_tokens is not None and max_tokens > room:
             raise UsageError(
                 f"{max_tokens} tokens after a prompt of {length} do not fit the model.",
                 why=self.session.facts.why_positions_end,
-                fix=f"Generate {room} at the most, or give a shorter prompt." if room else "Give a shorter prompt.",
+                fix=f"Generate at most {room}, or give a shorter prompt." if room else "Give a shorter prompt.",
             )
         count = room if max_tokens is None else max_tokens
         rows = range(first_row, first_row + self.batch)
@@ -262,13 +266,13 @@ class Generator:
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends a sequence.
+    """The conditions that end a sequence.
 
     Args:
         count: the most tokens; None for any number.
         stop: tokens that end it.
         strings: strings that end it.
-        deadline: of `time.monotonic`; None for none.
+        deadline: of `time.monotonic`; None: no deadline.
     """
 
     count: int | None
@@ -278,7 +282,7 @@ class Ends:
 
 
 class TokenStream(Iterator[Tokens]):
-    """The tokens after a prompt: each is the next token of every sequence, `[B]`, and `ENDED` for those that ended.
+    """Iterate over the tokens after a prompt: each item is `[B]`, with `ENDED` for sequences that ended.
 
     Args:
         generator: has consumed the prompt.
@@ -308,9 +312,9 @@ class TokenStream(Iterator[Tokens]):
         with self._generator.session.taken_over():
             if (self._text, self._position) != (self._generator.session.texts, self._generator.position):
                 raise UsageError(
-                    "This stream of tokens cannot go on.",
-                    why="Another text began or went on in its session, which holds one at a time.",
-                    fix="Open a generator for each text that is written at the same time.",
+                    "This stream of tokens cannot continue.",
+                    why="Its session now generates another text; a session holds one text at a time.",
+                    fix="Open one generator for each text that is generated at the same time.",
                 )
             if self._last is not None:
                 self._generator.go_on(self._last)

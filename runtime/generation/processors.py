@@ -1,4 +1,4 @@
-"""Change a token's scores before it is chosen: what `generate` of transformers calls logits processors.
+"""Change scores before a token is chosen, as the logits processors of transformers do.
 
 Each is made once for a row of the batch, from `Sampling`, and gets the row's text and its scores `[V]`. They work in
 the scores' element type, as those of transformers do, and in its order (`_get_logits_processor` of release 5.24); the
@@ -62,7 +62,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What processors know beside the settings.
+    """The data of processors in addition to the settings.
 
     Args:
         vocabulary: `V`.
@@ -76,7 +76,7 @@ class Surroundings:
 
 
 def make(sampling: Sampling, text: Text, around: Surroundings) -> list[Processor]:
-    """Make the processors that these settings ask for, for one row.
+    """Make the processors for these settings, for one row.
 
     Raises:
         UsageError: a token that they name is outside the vocabulary, or a length penalty has no token to act on.
@@ -86,7 +86,7 @@ def make(sampling: Sampling, text: Text, around: Surroundings) -> list[Processor
 
 
 def _biased(pairs: list[tuple[tuple[int, ...], float]], name: str, around: Surroundings) -> Processor:
-    """Add a bias to the last token of a sequence, where the text ends with the tokens before it.
+    """Add a bias to the last token of a sequence if the text ends with the tokens before it.
 
     Source: `SequenceBiasLogitsProcessor`. Sequences of one length are compared with the text at once.
     """
@@ -161,7 +161,7 @@ def _encoder_repetition_penalty(sampling: Sampling, text: Text, around: Surround
 
 
 def _repetition_penalty(sampling: Sampling, text: Text, around: Surroundings) -> Processor | None:
-    """Penalise what came before; padding before a prompt does not count."""
+    """Penalise earlier tokens; padding before a prompt does not count."""
     value = sampling.repetition_penalty
     return None if value == 1 else _penalty(float(value), text.padding, None, around.vocabulary)
 
@@ -177,7 +177,7 @@ def _after(source: Tokens, text: Tokens, size: int) -> Tokens:
 
 
 def _forbid_after(size: int, last: int | None) -> Processor:
-    """Forbid what would repeat `size` tokens of the text up to `last`.
+    """Forbid tokens that would repeat `size` tokens of the text up to `last`.
 
     Source: `NoRepeatNGramLogitsProcessor`, `EncoderNoRepeatNGramLogitsProcessor`.
     """
@@ -201,7 +201,7 @@ def _encoder_no_repeat(sampling: Sampling, text: Text, around: Surroundings) -> 
 
 
 def _min_length(sampling: Sampling, text: Text, around: Surroundings) -> Processor | None:
-    """Forbid the end before a length, which counts the prompt; the number of new tokens counts more."""
+    """Forbid the end before a minimum length; a minimum of new tokens goes before one that includes the prompt."""
     least = int(sampling.min_length or 0)
     if sampling.min_new_tokens is not None:
         least = int(sampling.min_new_tokens) + text.prompt_length
@@ -221,7 +221,7 @@ def _forced_bos(sampling: Sampling, text: Text, around: Surroundings) -> Process
 
 
 def _forced_eos(sampling: Sampling, text: Text, around: Surroundings) -> Processor | None:
-    """Force tokens at the last place of a text whose length is limited."""
+    """Force tokens at the last position of a text with limited length."""
     found = sampling.forced_eos_token_id
     if found is None or around.max_tokens is None:
         return None
@@ -255,8 +255,8 @@ def _length_decay(sampling: Sampling, text: Text, around: Surroundings) -> Proce
     if not len(stop):
         raise UsageError(
             "exponential_decay_length_penalty cannot be applied.",
-            why="It makes the end of a text likelier, and no token of this model ends a text.",
-            fix="Leave it out, or give eos_token_id too.",
+            why="It makes the end of a text likelier, but this model has no token that ends a text.",
+            fix="Leave it out, or also give eos_token_id.",
         )
     start, factor = int(found[0]) + text.prompt_length, float(found[1])
 
@@ -281,7 +281,7 @@ def _suppressed(sampling: Sampling, text: Text, around: Surroundings) -> Process
 
 
 def _suppressed_first(sampling: Sampling, text: Text, around: Surroundings) -> Processor | None:
-    """Forbid tokens at the first place after the prompt, or at the one after a first token that is forced."""
+    """Forbid tokens at the first position after the prompt, or after a forced first token."""
     if sampling.begin_suppress_tokens is None:
         return None
     tokens = np.unique(np.array(sampling.begin_suppress_tokens, np.int64))
@@ -308,7 +308,7 @@ _IN_ORDER: tuple[Callable[[Sampling, Text, Surroundings], Processor | None], ...
 
 
 def _forbidden(scores: Scores, tokens: Tokens) -> Scores:
-    """Return scores in which some tokens never come; those outside the vocabulary never do."""
+    """Return scores that exclude some tokens, and those outside the vocabulary."""
     found: Scores = scores.copy()
     found[tokens[(tokens >= 0) & (tokens < len(scores))]] = -np.inf
     return found
@@ -321,7 +321,7 @@ def _only(scores: Scores, tokens: list[int]) -> Scores:
 
 
 def _check_rows(name: str, tokens: list[int], around: Surroundings) -> None:
-    """Refuse tokens that the model cannot write.
+    """Refuse tokens that the model does not have.
 
     Raises:
         UsageError: one is outside the vocabulary.

@@ -1,4 +1,4 @@
-"""Render one chat template in a process of its own: a JSON object on stdin, another on stdout.
+"""Render a chat template in a separate process: a JSON object on stdin, another on stdout.
 
 Run as a script by `chat.py`, and on no other way: it limits this process. It imports nothing of this package.
 """
@@ -15,10 +15,10 @@ _SECONDS, _BYTES = 10, 1 << 30
 
 
 def limit() -> None:
-    """Bound the time and the memory of this process, where the system can."""
+    """Limit the time and the memory of this process, if the system supports it."""
     try:
         import resource
-    except ImportError:  # Windows: the caller's own limit of time is left
+    except ImportError:  # Windows: only the caller's time limit applies
         return
     resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
@@ -38,7 +38,7 @@ def render(request: dict[str, Any]) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The tag around what a model wrote, which marks it for training; here it changes nothing."""
+        """Support the tag around a model's text that marks it for training; it has no effect here."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -70,7 +70,7 @@ def render(request: dict[str, Any]) -> str:
 
 def main() -> None:
     """Answer one request."""
-    sys.path.pop(0)  # this folder, whose files are no modules to import
+    sys.path.pop(0)  # this folder, whose files must not be imported as modules
     answer: dict[str, object]
     try:
         import jinja2.sandbox  # noqa: F401
@@ -81,7 +81,7 @@ def main() -> None:
         limit()
         try:
             answer = {"text": render(request)}
-        except Exception as error:  # whatever a template does
+        except Exception as error:  # a template can fail in any way
             answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
     sys.stdout.write(json.dumps(answer))
 

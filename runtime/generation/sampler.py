@@ -15,13 +15,13 @@ from .sampling import Sampling, Tokens, check_finite
 
 
 class Sampler:
-    """Chooses a token for every row of a batch, each row from a random stream of its own.
+    """Choose a token for every row of a batch, each row from its own random stream.
 
     Args:
         sampling: how to choose.
         seed: ≥ 0; the same seed and logits give the same tokens.
         rows: numbers of the rows. Row `r` draws from the `r`-th stream of the seed (`numpy.random.PCG64`), so that
-            what it draws does not depend on the rows beside it.
+            its tokens do not depend on the other rows.
         stop: tokens that end a text.
         max_tokens: most tokens after the prompt; None for any number.
     """
@@ -36,7 +36,7 @@ class Sampler:
         max_tokens: int | None = None,
     ) -> None:
         if seed < 0:
-            raise UsageError(f"{argument('seed')} is {seed}.", why="Seeds are not negative.")
+            raise UsageError(f"{argument('seed')} is {seed}.", why="A seed must be 0 or more.")
         self.sampling, self._asked = sampling, sampling.asked
         streams = (np.random.SeedSequence(seed, spawn_key=(row,)) for row in rows)
         self._generators = [np.random.Generator(np.random.PCG64(stream)) for stream in streams]
@@ -110,6 +110,6 @@ class Sampler:
             raise UsageError(
                 "No token can be chosen: the settings forbid all of them, or their scores are infinite.",
                 why=f"Scores are changed by {', '.join(self._asked)}.",
-                fix="Take these back, in generation_config.json or as arguments.",
+                fix="Remove these settings from generation_config.json or from the arguments.",
             )
         return scores

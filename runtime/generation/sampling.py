@@ -1,4 +1,4 @@
-"""How to choose the next token from logits, as transformers' `generate` does; `sampler.py` does it for a batch.
+"""Choose the next token from logits, as transformers' `generate` does; `sampler.py` does it for a batch.
 
     l = logits after the processors of the settings (`processors.py`): penalties, biases, forbidden tokens
     p = softmax(l / temperature), of which only some tokens stay (`truncation.py`): top_h, top_k, top_p, min_p, …
@@ -23,16 +23,16 @@ from .truncation import WARPERS
 
 Probabilities = NDArray[np.float64]
 Tokens = NDArray[np.int64]
-# Arguments that the command line has too; others are named as in generation_config.json.
+# Arguments that are also options; others are named as in generation_config.json.
 _OPTIONS = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose a token. Names and meanings are those of transformers' `GenerationConfig`; None does nothing.
+    """Settings for choosing a token, named as in transformers' `GenerationConfig`; None has no effect.
 
     Args:
-        temperature: ≥ 0; divides the scores; 0 is greedy, and what follows up to `eta_cutoff` has no effect.
+        temperature: ≥ 0; divides the scores; 0 is greedy, and the settings from here to `eta_cutoff` have no effect.
         top_k: keep this many of the likeliest tokens, ≥ 1, and those that are as likely as the last.
         top_p: keep the likeliest tokens that together reach this, in (0, 1].
         repetition_penalty: 1e-6 … 1e6; above 1 makes tokens of the prompt and of the text less probable.
@@ -43,14 +43,14 @@ class Sampling:
         eta_cutoff: keep tokens of at least this probability, or of less where many are likely.
         sequence_bias: pairs of a sequence of tokens and what is added to the score of its last token.
         encoder_repetition_penalty: above 1 makes tokens of the prompt more probable.
-        no_repeat_ngram_size: no sequence of so many tokens comes twice.
-        encoder_no_repeat_ngram_size: no sequence of so many tokens of the prompt comes again.
+        no_repeat_ngram_size: no sequence of this many tokens occurs twice.
+        encoder_no_repeat_ngram_size: no sequence of this many tokens of the prompt is repeated.
         bad_words_ids: sequences of tokens that never come.
         min_length: tokens of prompt and text before the end may come.
         min_new_tokens: tokens of the text before the end may come; counts more than `min_length`.
         forced_bos_token_id: the token after a prompt of one token.
         forced_eos_token_id: the last token of a text whose length is limited, or several to choose from.
-        remove_invalid_values: NaN and infinite scores are no error.
+        remove_invalid_values: NaN and infinite scores are not an error.
         exponential_decay_length_penalty: a number of tokens and a factor; after so many the end becomes likelier by
             the factor with each token.
         suppress_tokens: tokens that never come.
@@ -94,7 +94,7 @@ class Sampling:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Arguments that change scores, and not only the draw: for them the text so far counts."""
+        """Arguments that change scores by the text so far, and not only the draw."""
         return tuple(name for name in SCORES if FIELDS[name].asks(getattr(self, name)))
 
     def choose(self, logits: NDArray[Any], uniform: float) -> int:
@@ -123,7 +123,7 @@ class Sampling:
         check_finite(largest)
         if self.temperature == 0:
             return np.array([likeliest]), np.ones(1)
-        with np.errstate(over="ignore"):  # of a very small temperature
+        with np.errstate(over="ignore"):  # from a very small temperature
             scores = (logits - largest) / self.temperature
         tokens = np.arange(len(scores))
         for name, keep, does in WARPERS:
@@ -144,5 +144,5 @@ def check_finite(largest: Any) -> None:
         raise CheckFailed(
             "The model's logits are not finite.",
             why="No token can be chosen from NaN or infinite logits.",
-            fix="Check the export with `localattn parity`; an fp16 file may have overflowed: export it in fp32.",
+            fix="Check the export with `localattn parity`; an fp16 file may overflow: export it in fp32.",
         )

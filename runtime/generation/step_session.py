@@ -1,46 +1,26 @@
-"""Run a causal model piece by piece: the state of a session between calls, for every engine.
-
-A step file takes the next position of every sequence and the caches of all positions before; the prefill file beside
-it takes a chunk of positions at once. `open_step` chooses the backend by the file's suffix. A backend is a class of
-`StepSession`, which `runtime.session.Backend` names.
-
-A session holds one text. It belongs to the thread that began it, so that no other one goes on in it unnoticed; another
-thread begins a new text by `reset`, or says that it goes on with this one by `take_over`.
-"""
+"""Open step files in whatever runtime, with the prefill file beside them."""
 
 from __future__ import annotations
 
-import threading
-import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ...core.error_texts import HOW_TO_EXPORT_STEPS
 from ...core.errors import UsageError
 from ...core.limits import check_threads
+from ...core.storage.files import is_file
 from ...core.storage.reading import check_plain
-from ...core.tensors import TensorSpec
-from ..session import AUTO_RUNTIME, check_file, check_inputs, choose_runtime, find_model
-from .step_file import HOW_TO_EXPORT, STEP_FILES, Prefill, find_prefill, prefill_path, step_facts
+from ..backends import registry
+from ..backends.backend import AUTO, Place
+from ..backends.step_file import EXPORT_AGAIN, Prefill, prefill_path, step_facts
+from ..backends.step_session import StepSession
+from ..session import check_file, find_model, read_model_facts
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
-    from ...core.documents.step_facts import StepFacts
     from ...onnx_graph.onnx_file import OnnxFile
 
-# An additive bias is the same at every call (`core/nodes/attention.py`): it has no axis of positions.
-_WHOLE = ("attn_bias",)
-# A chunk takes less time than this share of its positions one by one; the rest of a prompt that is shorter goes so.
-_WORTH_A_CHUNK = 16
-
-_Execute = Callable[[Mapping[str, NDArray[Any]], int], NDArray[Any]]
+__all__ = ["StepSession", "find_prefill", "open_session", "open_step"]
 
 
 def open_session(
@@ -49,298 +29,18 @@ def open_session(
     provider: str,
     threads: int | None,
     plugin: str,
-    runtime: str = AUTO_RUNTIME,
+    runtime: str = AUTO,
     *,
     prefill: bool = True,
 ) -> StepSession:
-    """Open the session of a step file whose facts were read; raises what `open_step` raises.
+    """Open the session of a step file whose sidecar was read; errors as of `open_step`.
 
-    Without `prefill` the file beside it is not looked for.
+    Without `prefill`, no prefill file is looked for.
     """
-    backend, precision = choose_runtime(Path(file).suffix.lower(), runtime)
+    backend, precision = registry.choose(file, runtime)
     backend.require()
     companion = find_prefill(Path(file), sidecar) if prefill else None
-    module, _, name = backend.steps.rpartition(".")
-    opener = getattr(import_module(f".{module}", __package__), name)
-    return cast("StepSession", opener(file, sidecar, companion, provider, threads, plugin, *precision))
-
-
-class StepSession(ABC):
-    """A model and the caches of the positions it has consumed. Memory and time of a call do not grow with the position.
-
-    Args:
-        facts: of the step file.
-        inputs: what one call of the step file takes, except its position and caches.
-        output: what it returns, except its caches.
-        chunks: how many positions one call can consume, ascending: those of the step file and of the prefill file.
-
-    Attributes:
-        early_start: calls may begin before position 0, if the facts say so too.
-        backend: name of the engine, as in `runtime.session.BACKENDS`.
-        provider: what really runs ("cpu", "cuda", …).
-        sidecar: of the step file, where there is one.
-        facts: of the step file.
-        position: positions consumed since the start.
-        notes: what a user should know of how it runs, a sentence each.
-        missing_prefill: name of the prefill file that was exported with it and is missing from its folder.
-        plugin: path of the library whose compiled kernels compute the attention nodes; None if their ONNX functions do.
-        texts: how many texts were begun by `reset`.
-    """
-
-    early_start = True
-    backend: str
-    provider: str
-    notes: tuple[str, ...] = ()
-    missing_prefill: str | None = None
-    plugin: str | None = None
-    sidecar: Sidecar | None = None
-
-    def __init__(self, facts: StepFacts, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):
-        self.facts = facts
-        self.inputs, self.output, self.chunks = list(inputs), output, tuple(chunks)
-        self.position = self.texts = 0
-        self._lock = threading.RLock()
-        self._owner: threading.Thread | None = None
-        # Threads whose text another one ended: they begin anew first, also when that one is over.
-        self._ousted: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._specs = {chunk: [self.resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
-
-    @property
-    def max_positions(self) -> int | None:
-        """The number of positions; None for an older file, which runs without end."""
-        return self.facts.max_positions
-
-    def use_cuda_graph(self) -> None:
-        """Record the step as a CUDA graph; sessions of engines can.
-
-        Raises:
-            UsageError: this session cannot.
-        """
-        raise UsageError(
-            f"A session of {self.backend} records no CUDA graphs.", fix="Open an engine: localattn build makes one."
-        )
-
-    def prepare(self) -> None:
-        """Open now what the first prompt would open: the prefill file, where it is opened late.
-
-        Another thread may do so meanwhile; the session may be used, and waits where it needs that file.
-
-        Raises:
-            UsageError: the prefill file does not open.
-        """
-        return
-
-    def reset(self) -> None:
-        """Return to position 0 and clear the caches; the text that begins here belongs to this thread."""
-        with self.taken_over():
-            self.position = 0
-            self.texts += 1
-            self._clear()
-
-    def take_over(self) -> None:
-        """Go on in this thread with the text that another one began, once no call is running."""
-        with self.taken_over():
-            pass
-
-    @contextmanager
-    def taken_over(self) -> Iterator[None]:
-        """Take the text over as `take_over` does, and let no other thread call within."""
-        with self._lock:
-            me, before = threading.current_thread(), self._owner
-            if before is not None and before is not me:
-                self._ousted.add(before)
-            self._ousted.discard(me)
-            self._owner = me
-            yield
-
-    @contextmanager
-    def own_text(self) -> Iterator[None]:
-        """Let this thread call, and no other one within.
-
-        Raises:
-            UsageError: the text belongs to another one, which still runs, or which took this one's place.
-        """
-        self._check_owner()  # before the lock: nobody waits only to be refused
-        with self._lock:
-            self._check_owner()
-            self._owner = threading.current_thread()
-            yield
-
-    def _check_owner(self) -> None:
-        owner, me = self._owner, threading.current_thread()
-        if owner is None or owner is me or not (owner.is_alive() or me in self._ousted):
-            return
-        raise UsageError(
-            f"This session holds the text of another thread ({owner.name}).",
-            why="Its caches are those of one text, and two threads would mix theirs.",
-            fix="Open a session in each thread, or begin anew with reset; with take_over this thread goes on with the "
-            "text.",
-        )
-
-    def advance(
-        self, inputs: Mapping[str, NDArray[Any]], *, checked: bool = False, shared: bool = False
-    ) -> NDArray[Any]:
-        """Consume the positions of one call.
-
-        Args:
-            inputs: one array for each of `self.inputs`, with one of `self.chunks` positions on `facts.sequence_axis`.
-            checked: the inputs are known to fit in dtype and shape.
-            shared: return the session's own buffer, which the next call of any thread overwrites.
-
-        Returns:
-            The output at these positions.
-
-        Raises:
-            UsageError: an input does not fit, the model has no position left, or the text is another thread's; nothing
-                is consumed.
-        """
-        with self.own_text():
-            output = self._call(self._execute, inputs, checked=checked)
-            return output if shared else output.copy()
-
-    def consume(self, inputs: Mapping[str, NDArray[Any]], *, shared: bool = False) -> NDArray[Any]:
-        """Consume one or more positions: in chunks as long as they fit, then in smaller calls.
-
-        Where a call may begin before position 0, all but the last position go in chunks, the first one filled up in
-        front, and the last one goes alone. Only the last call computes its output, if the engine can leave it out.
-
-        Args:
-            inputs: as for `advance`, of any length.
-            shared: the same.
-
-        Returns:
-            The output of the last call.
-
-        Raises:
-            UsageError: as `advance`; positions are counted before anything is consumed.
-        """
-        early = self.early_start and self.facts.early_start
-        with self.own_text():
-            *before, last = self._pieces(inputs, None, int(early and self.position == 0))
-            for piece in before:
-                self._call(self._skip, *piece)
-            output = self._call(self._execute, *last)
-            return output if shared else output.copy()
-
-    def calls(
-        self, inputs: Mapping[str, NDArray[Any]], largest: int | None = None, smallest_last: int = 0
-    ) -> Iterator[NDArray[Any]]:
-        """Consume any number of positions as `consume` does, and yield the output of each call, in a shared buffer.
-
-        Args:
-            inputs: as for `consume`.
-            largest: the most positions of one call; None allows the longest chunk.
-            smallest_last: positions at the end that are left to calls of the smallest size. With any, a first chunk
-                that is not full may be filled up.
-        """
-        for piece in self._pieces(inputs, largest, smallest_last):
-            with self.own_text():
-                output = self._call(self._execute, *piece)
-            yield output
-
-    def _pieces(
-        self, inputs: Mapping[str, NDArray[Any]], largest: int | None, smallest_last: int
-    ) -> list[tuple[Mapping[str, NDArray[Any]], int]]:
-        """Cut inputs into calls: the inputs of each, and how many positions before 0 fill it up."""
-        length, axis = self._positions(inputs), self.facts.sequence_axis
-        if length == 0:
-            raise UsageError("There is nothing to consume.", why="The inputs have no position.")
-        inputs = check_inputs([self.resized(spec, length) for spec in self.inputs], inputs)
-        self._check_room(length)
-        chunks = [size for size in self.chunks if largest is None or size <= largest]
-        found: list[tuple[Mapping[str, NDArray[Any]], int]] = []
-        start = 0
-        most, early = max(chunks), self.early_start and self.facts.early_start and self.position == 0
-        short = (length - smallest_last) % most if early and 0 < smallest_last < length else 0
-        if short * _WORTH_A_CHUNK > most:
-            first = {name: _filled(array[:, :short], most) for name, array in inputs.items()}
-            found.append((first, most - short))
-            start = short
-        while start < length:
-            fitting = (size for size in chunks if size <= length - smallest_last - start)
-            chunk = max(fitting, default=self.chunks[0])
-            piece = {
-                name: array if name in _WHOLE else _cut(array, axis, start, start + chunk)
-                for name, array in inputs.items()
-            }
-            found.append((piece, 0))
-            start += chunk
-        return found
-
-    def _call(
-        self, execute: _Execute, inputs: Mapping[str, NDArray[Any]], filled: int = 0, *, checked: bool = False
-    ) -> NDArray[Any]:
-        """Consume the positions of one call, of which the first `filled` lie before 0; return the others' output."""
-        chunk = self._positions(inputs)
-        if not checked:
-            inputs = check_inputs(self._specs.get(chunk, self.inputs), inputs)
-        self._check_room(chunk - filled)
-        self.position -= filled
-        try:
-            output = execute(inputs, chunk)
-        except BaseException:
-            self.position += filled
-            raise
-        self.position += chunk
-        return output[:, filled:] if filled else output
-
-    def _positions(self, inputs: Mapping[str, NDArray[Any]]) -> int:
-        """Return how many positions these inputs hold; inputs that do not fit at all are left to `check_inputs`."""
-        first = inputs.get(self.inputs[0].name)
-        axis = self.facts.sequence_axis
-        if not isinstance(first, np.ndarray) or first.ndim <= axis:
-            return self.chunks[0]
-        return int(first.shape[axis])
-
-    def _check_room(self, count: int) -> None:
-        """Raise `UsageError` if fewer positions than these are left."""
-        limit = self.max_positions
-        if limit is not None and self.position + count > limit:
-            raise UsageError(
-                f"The model has no position {limit + 1}.",
-                why=f"{self.facts.why_positions_end} {self.position} are consumed, and {count} more were given.",
-                fix="Give a shorter prompt, generate fewer tokens, or begin anew.",
-            )
-
-    def resized(self, spec: TensorSpec, positions: int | str) -> TensorSpec:
-        """Return the spec of one of `inputs` for another number of positions, or for a dynamic axis of this name."""
-        if spec.name in _WHOLE:
-            return spec
-        axis = self.facts.sequence_axis
-        return replace(spec, shape=(*spec.shape[:axis], positions, *spec.shape[axis + 1 :]))
-
-    @abstractmethod
-    def _clear(self) -> None:
-        """Fill the caches with their initial values."""
-
-    @abstractmethod
-    def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
-        """Run the file for this chunk on inputs that fit, at `self.position`, and update the caches."""
-
-    def _skip(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
-        """Do as `_execute` where nobody looks at the output: what is returned may have any value."""
-        return self._execute(inputs, chunk)
-
-
-class FileStep(StepSession):
-    """A step file, and its prefill file if there is one, sharing their caches.
-
-    Args:
-        path: the step file, or the engine built from it.
-        sidecar: of the step file.
-        prefill: file and facts of the prefill file, opened when first needed; None without one.
-        inputs: as of `StepSession`.
-        output: the same.
-    """
-
-    def __init__(
-        self, path: Path, sidecar: Sidecar, prefill: Prefill | None, inputs: Sequence[TensorSpec], output: TensorSpec
-    ) -> None:
-        facts = step_facts(sidecar)
-        companion = prefill_path(path, facts)
-        self.sidecar, self._prefill = sidecar, prefill
-        self.missing_prefill = companion.name if companion is not None and prefill is None else None
-        super().__init__(facts, inputs, output, sorted({facts.chunk, prefill[1].chunk if prefill else facts.chunk}))
+    return backend.open_step(file, sidecar, companion, Place(provider, threads, plugin, precision))
 
 
 def open_step(
@@ -349,7 +49,7 @@ def open_step(
     threads: int | None = None,
     *,
     plugin: str | Path = "auto",
-    runtime: str = AUTO_RUNTIME,
+    runtime: str = AUTO,
 ) -> StepSession:
     """Open a step file at position 0; the prefill file that its sidecar names is used if it is in the same folder.
 
@@ -365,40 +65,59 @@ def open_step(
         CheckFailed: a file was altered after its sidecar was written.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
-    from ...core.documents.engine_facts import read_model_facts
     from ...core.documents.sidecar import sidecar_path
 
     path = Path(path)
     check_threads(threads)
-    suffix = path.suffix.lower()
-    if suffix not in STEP_FILES:
-        known = ", ".join(STEP_FILES)
-        raise UsageError(f"Cannot generate with {path}.", why=f"Its suffix is none of: {known}.", fix=HOW_TO_EXPORT)
-    how, without_sidecar = STEP_FILES[suffix]
+    backend = registry.of_file(path)
+    if backend is None:
+        known = ", ".join(registry.suffixes())
+        raise UsageError(
+            f"Cannot generate with {path}.", why=f"Its suffix must be one of: {known}.", fix=HOW_TO_EXPORT_STEPS
+        )
+    how = backend.how_to_make_steps
     check_plain(path)
-    if not path.is_file():
-        raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=how)
+    if not is_file(path):
+        raise UsageError(f"Cannot generate with {path}.", why="The file does not exist.", fix=how)
     file = find_model(path)
     check_file(file)
     sidecar = read_model_facts(path)
     if sidecar is None:
-        why = without_sidecar.format(sidecar_path(path).name)
+        why = backend.steps_without_sidecar.format(sidecar_path(path).name)
         raise UsageError(f"Cannot generate with {path}.", why=why, fix=how)
     facts = step_facts(sidecar, path.name, how)
     if facts.mode != "step":
         raise UsageError(
             f"{path} is a {facts.mode} file.",
-            why=f"It takes {facts.chunk} positions at once; its step file takes it along.",
+            why=f"It needs {facts.chunk} positions at once, and is opened by its step file.",
             fix="Give the step file.",
         )
     return open_session(file, sidecar, provider, threads, str(plugin), runtime)
 
 
-def _filled(array: NDArray[Any], length: int) -> NDArray[Any]:
-    """Repeat the first of the positions `[B, T]` in front, up to a length: tokens, or a mask."""
-    return np.concatenate((array[:, :1].repeat(length - array.shape[1], axis=1), array), axis=1)
+def find_prefill(path: Path, sidecar: Sidecar) -> Prefill | None:
+    """Find the prefill file of a step file, or of its engine, and its sidecar's entries; None if it is missing.
 
+    Args:
+        path: the step file, or the engine built from it.
+        sidecar: of the step file.
 
-def _cut(array: NDArray[Any], axis: int, start: int, stop: int) -> NDArray[Any]:
-    """Return the positions `[start, stop)` as a contiguous array."""
-    return np.ascontiguousarray(array[(slice(None),) * axis + (slice(start, stop),)])
+    Raises:
+        UsageError: it belongs to another model.
+        CheckFailed: it was changed after its sidecar was written.
+    """
+    facts = step_facts(sidecar)
+    companion = prefill_path(path, facts)
+    other = read_model_facts(companion) if companion is not None and is_file(companion) else None
+    if companion is None or other is None:
+        return None
+    file = find_model(companion)
+    check_file(file)
+    chunk = step_facts(other, companion.name)
+    if other.checkpoint_sha256 != sidecar.checkpoint_sha256 or chunk.caches != facts.caches:
+        raise UsageError(
+            f"{companion.name} does not belong to {path.name}.",
+            why="The two files come from different checkpoints, or their caches differ.",
+            fix=EXPORT_AGAIN,
+        )
+    return file, chunk

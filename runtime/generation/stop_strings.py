@@ -1,4 +1,4 @@
-"""End a text with a string: what transformers calls stop strings.
+"""End a text at a string, as the stop strings of transformers do.
 
 A string counts where it ends in the newest token, wherever it began, in the prompt too (`StopStringCriteria` of
 transformers 5.24). Texts are compared as bytes, because a token may end within a character.
@@ -17,7 +17,7 @@ from .fields import FIELDS
 
 
 class StopStrings:
-    """Strings that end a text, looked for in a batch of texts.
+    """Find strings that end a text, in a batch of texts.
 
     Args:
         strings: one, or several.
@@ -29,7 +29,7 @@ class StopStrings:
 
     def __init__(self, strings: str | Iterable[str], text_of: Callable[[int], bytes]) -> None:
         listed = [strings] if isinstance(strings, str) else list(strings)
-        wrong = FIELDS["stop_strings"].wrong(listed) if listed else "There is none."
+        wrong = FIELDS["stop_strings"].wrong(listed) if listed else "At least one is needed."
         if wrong:
             raise UsageError(f"stop_strings is {shown(strings)}.", why=wrong)
         self._strings = [text.encode("utf-8", "surrogatepass") for text in listed]
@@ -50,5 +50,5 @@ class StopStrings:
         return any(whole.find(text, max(0, len(before) - len(text) + 1)) >= 0 for text in self._strings)
 
     def _end(self, text: bytes) -> bytes:
-        """Return the end of a text, as long as a string may lie before the next token."""
+        """Return the end of a text that is long enough to contain the beginning of a string."""
         return text[max(0, len(text) - self._longest + 1) :]

@@ -1,4 +1,4 @@
-"""The tokenizer in the folder of a step file: text to tokens, and tokens to text as they come.
+"""Use the tokenizer in the folder of a step file: text to tokens, and tokens to text one by one.
 
 It is Hugging Face's `tokenizer.json`, read by the package `tokenizers`, in a process of its own with limits of time
 and memory (`tokenizer_process.py`): the file is from outside, and says what that package does to a text.
@@ -26,14 +26,14 @@ from ...core.storage.reading import read_plain
 TOKENIZER = "tokenizer.json"
 # The largest known ones, with 262,144 tokens, have 33 MB.
 _MOST_BYTES = 128 << 20
-# Memory of the process: what a file and a text need here, several times over. A file with 262,144 tokens and 12 MB took
+# Memory limit of the process: several times the need of a file and a text. A file with 262,144 tokens and 12 MB took
 # 230 MB to open, and each further character of a text 90 bytes.
 _MEMORY, _FOR_A_BYTE_OF_FILE, _FOR_A_BYTE_OF_TEXT, _MOST_MEMORY = 1 << 30, 24, 256, 8 << 30
-# Seconds of its work, for any request and for the bytes in it. There 12 MB took 2.3 s to open, a text of 1 MB 2.7 s.
+# Time limit in seconds, for any request and for the bytes in it. There 12 MB took 2.3 s to open, a text of 1 MB 2.7 s.
 _SECONDS, _BYTES_A_SECOND = 10, 100_000
-# What a pipe takes whole or not at all (POSIX says 512, Linux and macOS have more).
+# Bytes that a pipe writes whole or not at all (POSIX says 512, Linux and macOS have more).
 _WHOLE = 512
-# What a decoder writes for bytes that are no whole character.
+# What a decoder writes for bytes that are not a whole character.
 _UNFINISHED = "�"
 # A character of UTF-8 has four bytes at most; more tokens without a whole one are no text, and are shown as they are.
 _MOST_HELD = 8
@@ -57,7 +57,7 @@ class _Process:
     def __init__(self, path: Path, raw: bytes) -> None:
         self.path, self._lock, self._owner = path, threading.Lock(), os.getpid()
         self._memory = _MEMORY + _FOR_A_BYTE_OF_FILE * len(raw)
-        # Where Rust says why it ended the process; a pipe would have to be read.
+        # A file for Rust's message at a crash; a pipe would have to be read.
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
         try:
@@ -71,7 +71,7 @@ class _Process:
             )
         except OSError as error:
             raise MissingDependency(
-                f"{path} needs a process of its own, which cannot be started.", why=f"{error.strerror or error}."
+                f"The process for {path} cannot be started.", why=f"{error.strerror or error}."
             ) from error
         assert self._process.stdout is not None
         self._descriptor = self._process.stdout.fileno()
@@ -93,7 +93,7 @@ class _Process:
             UsageError: the tokenizer failed, or went beyond its limits.
             MissingDependency: this machine or user has not enough memory, or not the package.
         """
-        extra = 0 if request == "open" else _FOR_A_BYTE_OF_TEXT * length  # the file counts already
+        extra = 0 if request == "open" else _FOR_A_BYTE_OF_TEXT * length  # the file's bytes are counted already
         memory = min(self._memory + extra, max(_MOST_MEMORY, self._memory))
         seconds = _SECONDS + length / _BYTES_A_SECOND
         document = {"ask": request, "memory": memory, "seconds": seconds, **arguments}
@@ -107,7 +107,7 @@ class _Process:
         return reply
 
     def begin(self) -> None:
-        """Say where packages lie, and wait until the package `tokenizers` is there.
+        """Send the paths of packages, and wait until the package `tokenizers` is imported.
 
         Raises:
             MissingDependency: it is not installed.
@@ -121,7 +121,7 @@ class _Process:
         if reply.get("missing"):
             raise MissingDependency(
                 f"{self.path} needs the package tokenizers.",
-                why="It turns text into the model's tokens.",
+                why="The package turns text into the model's tokens.",
                 fix="pip install 'localattn[transformers]', or give numbers with --prompt-ids",
             )
 
@@ -129,12 +129,12 @@ class _Process:
         if self._owner != os.getpid():
             raise UsageError(
                 f"{self.path} was opened in another process.",
-                why="This one is a copy of it (a fork), and both would read each other's answers.",
-                fix="Open the tokenizer again here.",
+                why="This process is a fork of that one, and both would read each other's answers.",
+                fix="Open the tokenizer again in this process.",
             )
 
     def _exchange(self, document: Any) -> Any:
-        """Send a document and return the reply; None where the process has ended.
+        """Send a document and return the reply; None if the process has ended.
 
         Ctrl-C may come at any moment, and the next request must not get this one's reply: replies have numbers, and a
         request that was sent in part ends the process.
@@ -146,7 +146,7 @@ class _Process:
             left = memoryview(_FRAME.pack(len(body)) + body)
             while left:
                 left = left[self._process.stdin.write(left) :]
-        except (OSError, ValueError):  # its end is closed, or ours
+        except (OSError, ValueError):  # one end of the pipe is closed
             return None
         except BaseException:
             if len(body) + _FRAME.size > _WHOLE:
@@ -167,7 +167,7 @@ class _Process:
                 del self._unread[: _FRAME.size + length]
                 return json.loads(body)
             if self._poll is not None:
-                self._poll.poll()  # here Ctrl-C loses nothing
+                self._poll.poll()  # Ctrl-C is harmless here
             try:
                 new = os.read(self._descriptor, _AT_ONCE)
             except OSError:
@@ -177,17 +177,19 @@ class _Process:
             self._unread += new
 
     def _ended(self, request: str, memory: int, seconds: float) -> LocalAttnError:
-        """Return the error for a process that ended: out of memory, out of time, or by a fault of its code."""
+        """Return the error for a process that ended: out of memory, out of time, or by a crash."""
         code = self._process.wait()
         if self._interrupted:
-            return UsageError(f"{self.path} was interrupted.", why="A text was sent in part.", fix="Open it again.")
+            return UsageError(
+                f"{self.path} was interrupted.", why="A text was sent only in part.", fix="Open the tokenizer again."
+            )
         self._errors.seek(0)
         said = self._errors.read(1 << 16).decode("utf-8", "replace")
         if "memory allocation of" in said or "MemoryError" in said or code == -9:
             if code == -9 or _less_allowed(memory):
                 return MissingDependency(
                     f"There is not enough memory for {self.path}.",
-                    why="The system refused it to the process that runs the tokenizer.",
+                    why="The process that runs the tokenizer could not get it.",
                     fix="Free memory, or raise the limits of this user; else copy the original file again.",
                 )
             return self._failed(request, f"It needs more than {memory >> 20} MiB.")
@@ -203,7 +205,7 @@ class _Process:
 
 
 def _less_allowed(memory: int) -> bool:
-    """Return whether this process, and so its children, may not have so much memory."""
+    """Return whether the memory limit of this process, and so of its children, is lower."""
     try:
         import resource
     except ImportError:
@@ -213,19 +215,19 @@ def _less_allowed(memory: int) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
-    """End the process of a tokenizer that nobody needs any more."""
+    """End the process of an unused tokenizer."""
     process.kill()
     for stream in (process.stdin, process.stdout, errors):
         try:
             if stream is not None:
                 stream.close()
-        except OSError:  # what was not sent is lost with the process
+        except OSError:  # unsent data is not needed any more
             pass
     process.wait()
 
 
 class FolderTokenizer:
-    """Text to tokens, and back; several threads may use it, one after the other.
+    """Convert text to tokens and back; threads take turns.
 
     Args:
         process: runs the tokenizer, and has opened it.
@@ -239,7 +241,7 @@ class FolderTokenizer:
 
     @classmethod
     def open(cls, folder: Path) -> FolderTokenizer | None:
-        """Open the tokenizer of a folder; None where there is none.
+        """Open the tokenizer of a folder; None if there is none.
 
         Raises:
             UsageError: the file is broken, too large, or takes too long or too much memory.
@@ -263,14 +265,14 @@ class FolderTokenizer:
         except UnicodeEncodeError as error:
             raise UsageError(
                 "The text has no tokens.",
-                why=f"Character {error.start} is half of one (a surrogate): it has no UTF-8.",
-                fix="Leave it out.",
+                why=f"Character {error.start} is a lone surrogate, which has no UTF-8 form.",
+                fix="Remove it.",
             ) from error
         tokens: list[int] = self._process.ask("encode", length, text=text, special=special)["tokens"]
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones.
+        """Return the text of tokens, without special tokens.
 
         Raises:
             UsageError: the tokenizer fails or takes too much.
@@ -306,7 +308,7 @@ class FolderTokenizer:
 
 
 class OpeningTokenizer:
-    """A tokenizer that is being opened, while something else is.
+    """A tokenizer that is opened in the background.
 
     Args:
         process: runs it.
@@ -322,19 +324,19 @@ class OpeningTokenizer:
 
     @classmethod
     def start(cls, folder: Path) -> OpeningTokenizer | None:
-        """Start to open the tokenizer of a folder; None where there is none. Raises as `FolderTokenizer.open`."""
+        """Start to open the tokenizer of a folder; None if there is none. Raises as `FolderTokenizer.open`."""
         path = folder / TOKENIZER
         if not path.is_file():
             return None
         try:
             raw = read_plain(path, _MOST_BYTES)
             if len(raw) > _MOST_BYTES:
-                raise UsageError(f"{path} is no tokenizer.", why=f"It has more than {_MOST_BYTES >> 20} MiB.")
+                raise UsageError(f"{path} is not a tokenizer.", why=f"It has more than {_MOST_BYTES >> 20} MiB.")
             text = raw.decode("utf-8")
         except OSError as error:
             raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
         except UnicodeDecodeError as error:
-            raise UsageError(f"{path} cannot be read.", why=f"It is no UTF-8: {error.reason}.", fix=_COPY) from error
+            raise UsageError(f"{path} cannot be read.", why=f"It is not UTF-8: {error.reason}.", fix=_COPY) from error
         return cls(_Process(path, raw), text)
 
     def _open(self) -> None:
@@ -345,7 +347,7 @@ class OpeningTokenizer:
             self._error = error
 
     def wait(self) -> FolderTokenizer:
-        """Return the tokenizer, when it is open. Raises as `FolderTokenizer.open`."""
+        """Wait for the tokenizer and return it. Raises as `FolderTokenizer.open`."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -366,7 +368,7 @@ class TextStream:
     def __init__(self, tokenizer: FolderTokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
-        self._shown = self._before = 0  # tokens that were shown, and those that are decoded with new ones no more
+        self._shown = self._before = 0  # tokens that were shown, and tokens that no longer influence new ones
 
     def add(self, token: int) -> str:
         """Return the text that a token adds; empty while a character is unfinished."""
@@ -374,7 +376,7 @@ class TextStream:
         return self._new(final=len(self._tokens) - self._shown >= _MOST_HELD)
 
     def end(self) -> str:
-        """Return what is still held back, with U+FFFD for what never became a character."""
+        """Return the rest of the text, with U+FFFD for incomplete characters."""
         return self._new(final=True)
 
     def _new(self, *, final: bool) -> str:
@@ -386,7 +388,7 @@ class TextStream:
         if len(whole) <= len(known) and not final:
             return ""  # a special token, or one that shows with the next
         self._before, self._shown = self._shown, len(self._tokens)
-        # Only what lies before is forgotten, so that this list stays short in an endless text.
+        # Older tokens are dropped, so that this list stays short in an endless text.
         del self._tokens[: self._before]
         self._shown, self._before = self._shown - self._before, 0
         return whole[len(known) :]

@@ -1,4 +1,4 @@
-"""Run one tokenizer in a process of its own: a JSON document a request on stdin, another a reply on stdout.
+"""Run a tokenizer in a separate process: each request is a JSON document on stdin, each reply one on stdout.
 
 Run as a script by `tokenizer.py`, and on no other way: it limits this process. It imports nothing of this package.
 A tokenizer.json is a small program from outside. Its regular expressions, replacements and templates can take any time
@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 # The most characters and tokens of an answer.
 MOST_CHARACTERS = 64 << 20
 MOST_TOKENS = 16 << 20
-# How many times longer replacements may make a text, as far as they say so: the limits would take seconds to find out.
+# How many times longer replacements may make a text, by their own sizes; other limits would take seconds to act.
 MOST_GROWTH = 1024
 _FRAME = struct.Struct("<Q")
-# What stands before a token whose text is looked for, because decoders treat a first token differently.
+# A token before the one whose text is wanted, because decoders treat a first token differently.
 _BEFORE = "abcdef"
 
 
@@ -51,7 +51,7 @@ class Service:
         self._mode: str | None = None
 
     def open(self, text: str) -> dict[str, Any]:
-        """Open a tokenizer.json, without what it says of batches for training: transformers does so too."""
+        """Open a tokenizer.json, without its settings for training batches, as transformers does."""
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_str(text)
@@ -60,7 +60,7 @@ class Service:
         steps = (self._tokenizer.normalizer, self._tokenizer.decoder)
         normalizer, decoder = ({} if step is None else json.loads(step.__getstate__()) for step in steps)
         if max(growth(normalizer), growth(decoder)) > MOST_GROWTH:
-            raise ValueError(f"its replacements may make a text over {MOST_GROWTH} times longer")
+            raise ValueError(f"its replacements may make a text more than {MOST_GROWTH} times longer")
         kinds = set(_types(decoder))
         self._mode = next((kind for kind in ("ByteFallback", "ByteLevel") if kind in kinds), None)
         return {"size": int(self._tokenizer.get_vocab_size(with_added_tokens=True))}
@@ -128,7 +128,7 @@ def growth(step: dict[str, Any]) -> int:
 
 
 def _types(step: Any) -> list[str]:
-    """Return the types in a decoder's state, whatever nests there."""
+    """Return the types in a decoder's state, at any depth."""
     found, left = [], [step]
     while left:
         inner = left.pop()
@@ -151,7 +151,7 @@ _BYTES = _bytes_of_letters()
 
 
 def limit_memory(most: int) -> None:
-    """Bound the address space of this process, where the system can; a lower bound of its surroundings stays."""
+    """Limit the address space of this process, if the system supports it; keep a lower existing limit."""
     try:
         import resource
     except ImportError:
@@ -161,7 +161,7 @@ def limit_memory(most: int) -> None:
 
 
 def set_alarm(seconds: float) -> None:
-    """End this process after so many seconds of its own work; 0 takes that back.
+    """End this process after this many seconds of its own work; 0 removes the limit.
 
     Rust code does not return to Python before it is done: the system ends it, or where it has no such timer, a thread
     of C, which counts all seconds.
@@ -176,7 +176,7 @@ def set_alarm(seconds: float) -> None:
 
 def main() -> None:
     """Answer requests until the stream ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     first = read(requests)
     sys.path[:] = first["path"]
@@ -196,7 +196,7 @@ def main() -> None:
             reply = answer(**request)
         except MemoryError:
             reply = {"memory": True}
-        except BaseException as error:  # a panic of the Rust code is no Exception
+        except BaseException as error:  # a panic of the Rust code is not an Exception
             name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             reply = {"error": f"{name}{error}"[:500]}
         set_alarm(0)

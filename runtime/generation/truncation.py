@@ -1,4 +1,4 @@
-"""Keep some of the tokens before one is drawn: what transformers calls logits warpers.
+"""Keep some of the tokens before one is drawn, as the logits warpers of transformers do.
 
 Each gets the scores of the tokens that are still there, divided by the temperature already, and says which stay. The
 naive forms that they are tested against are the classes of transformers 5.24, whose order is that of `WARPERS`.
@@ -16,7 +16,7 @@ Scores: TypeAlias = "NDArray[np.float64]"
 # Indices, ascending, or a mask.
 Kept: TypeAlias = "NDArray[Any]"
 
-# `TopHLogitsWarper` looks at so many of the likeliest tokens.
+# `TopHLogitsWarper` considers this many of the likeliest tokens.
 _TOP_H_LOOKS_AT = 100
 
 
@@ -33,7 +33,7 @@ def _entropy(chances: Scores) -> float:
 
 
 def top_h(scores: Scores, share: float) -> Kept:
-    """Keep the likeliest tokens whose entropy together is at most a share of that of all (of the first hundred).
+    """Keep the likeliest tokens whose joint entropy is at most a share of the whole entropy (of the first hundred).
 
     Source: Potraghloo et al., arXiv 2509.02510.
     """
@@ -54,7 +54,7 @@ def _likeliest(scores: Scores) -> NDArray[np.int64]:
 
 
 def top_k(scores: Scores, count: float) -> Kept:
-    """Keep so many of the likeliest tokens, and those that are as likely as the last of them.
+    """Keep this many of the likeliest tokens, and tokens as likely as the last of them.
 
     Source: Fan et al., arXiv 1805.04833.
     """
@@ -63,7 +63,7 @@ def top_k(scores: Scores, count: float) -> Kept:
 
 
 def top_p(scores: Scores, reach: float) -> Kept:
-    """Keep the fewest likeliest tokens that together reach a probability; among equals the first ones.
+    """Keep the fewest likeliest tokens that together reach a probability; the first ones if equal.
 
     Source: Holtzman et al., arXiv 1904.09751.
     """
@@ -76,7 +76,7 @@ def top_p(scores: Scores, reach: float) -> Kept:
 
 
 def min_p(scores: Scores, share: float) -> Kept:
-    """Keep tokens that are at least this share as likely as the likeliest.
+    """Keep tokens whose probability is at least this share of the largest.
 
     Source: Nguyen et al., arXiv 2407.01082.
     """
@@ -101,7 +101,7 @@ def typical(scores: Scores, mass: float) -> Kept:
 
 
 def epsilon(scores: Scores, least: float) -> Kept:
-    """Keep tokens of at least this probability, and the likeliest.
+    """Keep tokens of at least this probability, and the likeliest token.
 
     Source: Hewitt et al., arXiv 2210.15191.
     """
@@ -110,14 +110,14 @@ def epsilon(scores: Scores, least: float) -> Kept:
 
 
 def eta(scores: Scores, least: float) -> Kept:
-    """Keep tokens of at least this probability, or of less where the distribution is flat; and the likeliest.
+    """Keep tokens of at least this probability, or less if the distribution is flat; and the likeliest token.
 
     Source: Hewitt et al., arXiv 2210.15191.
     """
     return epsilon(scores, min(least, least**0.5 * float(np.exp(-_entropy(probabilities(scores))))))
 
 
-# Arguments of `Sampling`: what each does, and whether a value does anything.
+# Arguments of `Sampling`: the function of each, and whether a value has an effect.
 WARPERS: tuple[tuple[str, Callable[[Scores, float], Kept], Callable[[float], bool]], ...] = (
     ("top_h", top_h, lambda value: True),
     ("top_k", top_k, lambda value: True),

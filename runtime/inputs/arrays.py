@@ -1,4 +1,4 @@
-"""Inputs and outputs as `.npz` files, and random inputs.
+"""Read and write inputs and outputs as `.npz` files, and draw random inputs.
 
 An `.npy` header can claim any shape, so each claim is compared with the bytes that the archive holds for it before
 anything is allocated. No array is ever unpickled.
@@ -26,15 +26,15 @@ from ...core.errors import UsageError
 from ...core.machine.memory import check_fits
 from ...core.storage.file_kinds import NPZ
 from ...core.storage.files import publish
-from ...core.storage.mistaken import refuse_mistaken
 from ...core.storage.outputs import Output, writing
 from ...core.storage.reading import open_plain
+from ...core.storage.wrong_file import refuse_wrong_file
 from ...core.tensors import INTEGER_MASKS, POSITION_IDS, UNNAMED_DIMENSION, TensorSpec, format_shape
 
 _MEMBER_SUFFIX = ".npy"
 # Headers of plain arrays have some hundred bytes; numpy refuses to parse more than 10,000.
 _MAX_HEADER = 10_000
-# Deflate cannot compress better than this; a header that claims more is wrong.
+# Deflate cannot compress better than this; a header that states more is wrong.
 _MAX_DEFLATE_RATIO = 1032
 # Compressed arrays may expand to 256 MiB, or to 20 times the file if that is more: a model's numbers compress less.
 LARGEST_INFLATED = 256 << 20
@@ -52,14 +52,14 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
             the file holds, or arrays of many times its size.
         MissingDependency: the arrays do not fit into memory.
     """
-    refuse_mistaken(path)
+    refuse_wrong_file(path)
     with _as_usage_error(path), open_plain(path) as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
         names = [member.filename.removesuffix(_MEMBER_SUFFIX) for member in members]
         if len(set(names)) != len(names):
             raise ValueError("two arrays have the same name")
         if sum(member.compress_size for member in members) > path.stat().st_size:
-            raise ValueError("its directory claims more bytes than the file has")
+            raise ValueError("its directory states more bytes than the file has")
         for member in members:
             _check_member(archive, member)
         _check_total(path, members)
@@ -78,7 +78,7 @@ def _as_usage_error(path: Path) -> Iterator[None]:
         zlib.error,
         struct.error,
         EOFError,
-        KeyError,  # zipfile: a member that the directory lists and the file lacks
+        KeyError,  # zipfile: a member that the directory lists but the file lacks
         MemoryError,
         OverflowError,
         RuntimeError,  # zipfile: an encrypted member, or a feature it lacks
@@ -92,7 +92,7 @@ def _as_usage_error(path: Path) -> Iterator[None]:
 
 
 def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Compare what the header claims with the bytes that are there, without allocating either."""
+    """Compare the header's size with the bytes in the file, without allocating memory."""
     name = member.filename
     if not name.endswith(_MEMBER_SUFFIX):
         raise ValueError(f"{name!r} is not an array")
@@ -100,17 +100,17 @@ def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
         raise ValueError(f"{name!r} is compressed in a way numpy does not write")
     ratio = 1 if member.compress_type == zipfile.ZIP_STORED else _MAX_DEFLATE_RATIO
     if member.file_size > member.compress_size * ratio:
-        raise ValueError(f"{name!r} claims {member.file_size} bytes and has {member.compress_size}")
+        raise ValueError(f"{name!r} states {member.file_size} bytes but has {member.compress_size}")
     with archive.open(member) as stream:
         head = io.BytesIO(stream.read(_MAX_HEADER))
     shape, dtype = _read_header(name, head)
     if dtype.kind not in "biufc":
-        raise ValueError(f"{name!r} holds {dtype}, not numbers")
+        raise ValueError(f"{name!r} contains {dtype}, not numbers")
     if min(shape, default=0) < 0:
         raise ValueError(f"{name!r} has a negative size: {shape}")
     claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - head.tell()
     if claimed != there:
-        raise ValueError(f"{name!r} claims {claimed} bytes of numbers and has {there}")
+        raise ValueError(f"{name!r} states {claimed} bytes of numbers but has {there}")
 
 
 def _check_total(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
@@ -129,7 +129,7 @@ def _read_header(name: str, head: io.BytesIO) -> tuple[tuple[int, ...], np.dtype
             raise ValueError(f".npy format {version}, which plain arrays do not need")
         shape, _, dtype = _HEADER_READERS[version](head)
     except (SyntaxError, TypeError, ValueError, tokenize.TokenError) as error:
-        raise ValueError(f"{name!r} has no header of an array: {error}") from error
+        raise ValueError(f"{name!r} has an invalid array header: {error}") from error
     return shape, dtype
 
 
@@ -156,7 +156,9 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, overwrite: bo
     """
     for name, array in arrays.items():
         if array.dtype.kind not in "biufc":
-            raise UsageError(f"Cannot write {name!r} to {path}.", why=f"numpy's file format has no {array.dtype}.")
+            raise UsageError(
+                f"Cannot write {name!r} to {path}.", why=f"numpy's file format does not support {array.dtype}."
+            )
     with writing(Output(path, NPZ), overwrite=overwrite) as folder:
         staged = folder / path.name
         with zipfile.ZipFile(staged, "w", zipfile.ZIP_STORED) as archive:
@@ -193,7 +195,7 @@ def random_inputs(
             cannot hold, a type that is neither, or a negative seed.
     """
     if seed < 0:
-        raise UsageError(f"The seed is {seed}.", why="numpy's generator takes 0 or more.")
+        raise UsageError(f"The seed is {seed}.", why="A seed must be 0 or more.")
     generator = np.random.default_rng(seed)
     inputs: dict[str, NDArray[Any]] = {}
     closed = [replace(spec, shape=_closed_shape(spec, sizes or {})) for spec in specs]
@@ -214,7 +216,7 @@ def random_inputs(
         else:
             raise UsageError(
                 f"Input {spec.name!r} cannot be drawn at random.",
-                why=f"It is {spec.dtype}, which numpy does not have.",
+                why=f"Its type {spec.dtype} is unknown to numpy.",
                 fix="Give the inputs in a file.",
             )
     return inputs
@@ -241,7 +243,7 @@ def check_drawable(specs: Sequence[TensorSpec]) -> None:
             raise UsageError(
                 f"Input {spec.name!r} cannot be drawn at random.",
                 why=f"Its shape is {format_shape(spec.shape)}, and at most {_MOST_ELEMENTS:,} numbers are drawn.",
-                fix="If that is right, give the inputs in a file.",
+                fix="If this shape is right, give the inputs in a file.",
             )
 
 
@@ -260,7 +262,7 @@ def _closed_shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]
             if size == UNNAMED_DIMENSION or size not in sizes:
                 raise UsageError(
                     f"Input {spec.name!r} cannot be drawn at random.",
-                    why=f"The model leaves dimension {size!r} of {list(spec.shape)} open.",
+                    why=f"Dimension {size!r} of {list(spec.shape)} is dynamic.",
                     fix="Give the inputs in a file.",
                 )
             size = sizes[size]
@@ -275,10 +277,10 @@ def _tokens(
     if limit is None or not 1 <= limit <= int(np.iinfo(dtype).max) + 1:
         raise UsageError(
             f"Tokens for input {spec.name!r} cannot be drawn at random.",
-            why="The vocabulary size is not known."
+            why="The vocabulary size is unknown."
             if limit is None
             else f"{dtype} cannot hold every token below {limit}.",
-            fix="Keep the sidecar beside the model, or give the inputs in a file.",
+            fix="Keep the sidecar in the model's folder, or give the inputs in a file.",
         )
     return generator.integers(0, limit, size=shape, dtype=dtype)
 
@@ -286,7 +288,7 @@ def _tokens(
 def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     mask = np.asarray(generator.random(shape) < 0.8)
     if mask.size:
-        # With no key left to attend to, a row's result has no meaning.
+        # Without any kept key, a row's result has no meaning.
         rows = mask.reshape(shape[0] if len(shape) > 1 else 1, -1)
         rows[~rows.any(axis=1), 0] = True
         mask = rows.reshape(shape)
@@ -294,7 +296,7 @@ def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.
 
 
 def padding_mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Draw a mask that keeps the first tokens of each row, one at least."""
+    """Draw a mask that keeps the first tokens of each row, at least one."""
     length = shape[-1] if shape else 1
     kept = generator.integers(min(1, length), length + 1, (*shape[:-1], 1))
     return np.broadcast_to(np.arange(length) < kept, shape)

@@ -32,7 +32,7 @@ def first_call(step: StepFacts) -> Arrays:
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"Cache {cache.input!r} cannot be filled.",
-                why=f"The sidecar says it is {cache.dtype} {cache.shape}: {error}.",
+                why=f"The sidecar describes it as {cache.dtype} {cache.shape}: {error}.",
                 fix="Export the model again, or give the inputs in a file.",
             ) from error
     return begun
@@ -51,7 +51,7 @@ def draw_call(
         specs: what the file takes.
         seed: see `runtime.inputs.arrays.random_inputs`.
         facts: its sidecar, for the vocabulary and the caches; None without one.
-        sizes: of the dynamic axes, by name; None: those of its export, from the sidecar.
+        sizes: of the dynamic axes, by name; None: the sidecar's sizes of the export.
         token_limit: the vocabulary where the sidecar does not state it.
 
     Raises:
@@ -70,12 +70,12 @@ def check_call(inputs: Mapping[str, Any], facts: Sidecar | None, source: str = "
     """Refuse tokens outside the vocabulary, and a position that a step file does not have.
 
     Args:
-        inputs: arrays; those of integers are tokens, except the position of a step file.
+        inputs: arrays; integers are tokens, except the position of a step file.
         facts: the sidecar of the file; None checks nothing.
         source: where the inputs come from, for the error.
 
     Raises:
-        UsageError: a token is outside the vocabulary, or the model has no such position.
+        UsageError: a token is outside the vocabulary, or a position is out of range.
     """
     step = None if facts is None else facts.step
     tokens = dict(inputs)
@@ -93,7 +93,7 @@ def _check_position(given: NDArray[Any], step: StepFacts, source: str) -> None:
         has = "any number of positions" if last is None else f"{step.max_positions} positions"
         raise UsageError(
             f"Input {step.position_input!r}{of} is {position}.",
-            why=f"The model has {has}, counted from 0, and this file takes {step.chunk} a call.",
+            why=f"The model has {has}, counted from 0, and this file needs {step.chunk} per call.",
             fix="Give the number of tokens consumed before this call"
             + ("." if last is None else f", from 0 to {last}."),
         )

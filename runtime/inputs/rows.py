@@ -1,4 +1,4 @@
-"""Prove that the rows of a batch do not influence one another, as a server assumes that joins requests in one call.
+"""Test that the rows of a batch are independent, as a server that joins requests assumes.
 
 Two properties are tried on a model whose inputs and outputs share their first axis:
 
@@ -38,14 +38,14 @@ Run = Callable[[Arrays], Mapping[str, NDArray[Any]]]
 
 
 def open_batch(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Return whether the first axis of every tensor is the same dynamic one, and not that of a sequence."""
+    """Return whether the first axis of every tensor is the same dynamic axis, other than the sequence's."""
     first = {spec.shape[0] if spec.shape else 0 for spec in (*inputs, *outputs)}
     name = first.pop() if len(first) == 1 else 0
     return isinstance(name, str) and name not in (UNNAMED_DIMENSION, *SEQUENCE_AXES)
 
 
 def spans_the_batch(proto: ModelProto) -> bool:
-    """Return whether a model computes scales of 8 bits over whole tensors while it runs."""
+    """Return whether a model computes 8-bit scales over whole tensors at run time."""
     nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
     return any(node.op_type == _SPANNING for node in nodes)
 
@@ -70,7 +70,10 @@ def check_rows(
         return CheckRecord(name=ROWS, status=status, detail=detail)
 
     if spans:
-        return record("not proven", "int8 scales are computed over the whole batch, so each row rounds the others")
+        return record(
+            "not proven",
+            "int8 scales are computed over the whole batch, so each row affects the rounding of the others",
+        )
     tolerance = tolerance_for(dtype, None, None)
     worst, count = 0.0, 0
     for number, example in enumerate(examples):
@@ -81,16 +84,16 @@ def check_rows(
                     return record("not proven", found)
                 worst, count = max(worst, found), count + 1
         except UsageError as error:
-            return record("not proven", f"the file does not take such a batch: {error.what}")
+            return record("not proven", f"the file does not accept such a batch: {error.what}")
     if not count:
         return record("not proven", "there are no inputs to try")
     limit = f"{tolerance.atol or 0:g} + {tolerance.rtol or 0:g}·|x| is allowed"
     detail = f"{_COUNT} rows in one call equal {_COUNT} calls within {worst:.1e} ({limit}), over {count} calls; "
-    return record("passed", detail + "other rows do not change a bit of a row")
+    return record("passed", detail + "other rows do not change any bit of a row")
 
 
 def rows_stay_apart(run: Run, example: Mapping[str, NDArray[Any]], shared: Sequence[str]) -> bool:
-    """Return whether other rows leave a row's outputs as they are, bit for bit, in a file of a fixed batch.
+    """Test that other rows do not change any bit of a row's outputs, in a file with a fixed batch.
 
     Args:
         run: the model, from inputs to outputs.
@@ -111,7 +114,7 @@ def rows_stay_apart(run: Run, example: Mapping[str, NDArray[Any]], shared: Seque
 
 
 class _Rows:
-    """Rows of a batch, drawn from the values of an example, and others to put beside them."""
+    """Draw rows of a batch from the values of an example, and other rows to combine with them."""
 
     def __init__(self, example: Mapping[str, NDArray[Any]], generator: np.random.Generator) -> None:
         self._example, self._generator = example, generator
@@ -135,17 +138,17 @@ class _Rows:
             yield from self._unchanged(row, together, run(others))
         shown = any(_differ(array[0], array[1]) for array in together.values())
         if not shown:
-            yield "two rows of random inputs gave the same outputs, which shows nothing"
+            yield "two rows of random inputs gave the same outputs, which proves nothing"
 
     @staticmethod
     def _distance(name: str, joined: NDArray[Any], alone: NDArray[Any], tolerance: Tolerance) -> float | str:
         if joined.shape != alone.shape:
             return f"a row of output {name!r} is {list(joined.shape)} in a batch and {list(alone.shape)} alone"
         if not np.array_equal(np.isfinite(joined), np.isfinite(alone)):
-            return f"output {name!r} is not finite in other places than alone"
+            return f"output {name!r} is not finite in different places than alone"
         finite = np.isfinite(joined)
         if not np.array_equal(joined[~finite], alone[~finite], equal_nan=True):
-            return f"output {name!r} is infinite with another sign than alone"
+            return f"output {name!r} is infinite with a different sign than alone"
         limits = tolerance.atol or 0.0, tolerance.rtol or 0.0
         figures = closeness.measure(joined[finite], alone[finite], *limits)
         if finite.any() and not closeness.accepts(figures, *limits, tolerance.cosine):
@@ -172,7 +175,7 @@ class _Rows:
         for name, array in self._example.items():
             shape = (count, *array.shape[1:])
             if array.dtype == np.bool_ or name in INTEGER_MASKS:
-                # As many of the first tokens as a request of its length has.
+                # The first tokens, as in a request of this length.
                 kept = padding_mask(self._generator, shape) if len(shape) > 1 else np.ones(shape)
                 found[name] = np.array(kept, array.dtype)
             elif array.dtype.kind == "f":

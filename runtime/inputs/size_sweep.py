@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ...core.geometry import WindowGeometry
 
-# Sequences a call if the batch is dynamic and there is no sidecar.
+# Sequences per call if the batch is dynamic and there is no sidecar.
 OPEN_BATCH = 2
 
 
@@ -20,7 +20,7 @@ def sweep(windows: Sequence[WindowGeometry], longest: int) -> list[int]:
         w = geometry.window_size
         for multiple in (1, 2, 3, geometry.keys_per_window // w + 1):
             lengths |= {multiple * w - 1, multiple * w, multiple * w + 1}
-        if geometry.exact_windowsize:  # as many as a query sees, and the first length that a query does not see whole
+        if geometry.exact_windowsize:  # the number of keys a query sees, and the first longer length
             span = geometry.backward_reach + geometry.forward_reach + 1
             lengths |= {span, span + 1}
     return sorted(n for n in lengths if 1 <= n <= longest)

@@ -24,7 +24,7 @@ def vocabulary(facts: Sidecar | None) -> int | None:
 
 
 def rows_of_table(file: OnnxFile) -> int | None:
-    """Return one more than the largest token that a file's embedding takes; None where no input is looked up directly.
+    """Return the size of a file's embedding table; None if no input is looked up directly.
 
     If there are several tables, the smallest counts.
     """
@@ -47,7 +47,7 @@ def check_tokens(inputs: Mapping[str, Any], limit: int | None, source: str = "")
     The graph would not: a negative index counts from the end of the embedding, and a GPU may read zeros.
 
     Args:
-        inputs: arrays; those of integers are tokens.
+        inputs: arrays; integers are tokens.
         limit: one more than the largest; None checks nothing.
         source: where they come from, for the error.
 

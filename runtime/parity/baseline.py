@@ -6,10 +6,12 @@ The module runs twice. The fp32 run shows the positions at which it computes wha
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Tolerance, tolerance_for
 from ..session import Arrays
@@ -18,6 +20,8 @@ from .runner import Runner, take_sample
 
 # A module that differs from the reference at a larger share of positions is not used as a baseline.
 _MOST_DEPARTING = 0.5
+# Elements compared at a time, and at least a position.
+_CHUNK = 1 << 18
 
 
 class UntouchedModule(NamedTuple):
@@ -26,7 +30,7 @@ class UntouchedModule(NamedTuple):
     Args:
         exact: in fp32.
         rounded: in the file's element type.
-        source: what it is, in words.
+        source: its description in words.
     """
 
     exact: Runner
@@ -35,7 +39,7 @@ class UntouchedModule(NamedTuple):
 
 
 class BaselineMeter:
-    """Gathers the error of an unmodified module over sets of inputs.
+    """Measure the error of an unmodified module over sets of inputs.
 
     Args:
         module: the module; its error as it was measured before; or a text that says why neither is there.
@@ -50,14 +54,14 @@ class BaselineMeter:
         self.known = module if isinstance(module, Baseline) and module.dtype == dtype else None
         self.why_none = module if isinstance(module, str) else ""
         if isinstance(module, Baseline) and module.dtype != dtype:
-            self.why_none = f"the untouched module's own error is known in {module.dtype}, and not in {dtype}"
+            self.why_none = f"the untouched module's own error is known in {module.dtype}, but not in {dtype}"
         self._module, self._dtype, self._table = module, dtype, tolerance_for(dtype)
         self._found: list[Comparison] = []
         self._positions = self._departing = 0
 
     @property
     def measures(self) -> bool:
-        """Whether there is a module to run, and nothing has shown yet that it is of no use."""
+        """Whether there is a module to run that was usable so far."""
         return isinstance(self._module, UntouchedModule) and not self.why_none
 
     def take(self, reference: Runner, inputs: Arrays, expected: Arrays) -> None:
@@ -75,15 +79,12 @@ class BaselineMeter:
             self.why_none = f"{self._module.source} does not run here ({type(error).__name__}: {first})"
             return
         fp32 = tolerance_for("fp32")
-        for name in (name for name in expected if name in exact):  # a module may return its first output alone
+        for name in (name for name in expected if name in exact):  # a module may return only its first output
             wanted = expected[name]
             counted = reference.counted(inputs, wanted.shape)
-            with np.errstate(invalid="ignore"):
-                off = np.abs(take_sample(exact[name], sample) - wanted)
-                within = off <= fp32.allowed(np.abs(wanted))
             # The axes that count positions: those of `counted`, which are all where a position has a single score.
-            axes = within.ndim - 1 if counted is None else counted.ndim
-            same = np.asarray(within.all(axis=tuple(range(axes, within.ndim))))
+            axes = wanted.ndim - 1 if counted is None else counted.ndim
+            same = _equal_positions(take_sample(exact[name], sample), wanted, fp32, axes)
             same = same if counted is None else same & counted
             positions = same.size if counted is None else int(counted.sum())
             self._positions += positions
@@ -99,22 +100,37 @@ class BaselineMeter:
         source = self._module.source
         if not self._found or self._departing > _MOST_DEPARTING * self._positions:
             share = self._departing / max(1, self._positions)
-            self.why_none = f"{source} computes something else in fp32 at {share:.0%} of positions"
+            self.why_none = f"{source} differs in fp32 at {share:.0%} of positions"
             return None
         whole = merged(self._found, self._table)
         if whole.not_finite or (self._table.cosine is not None and whole.cosine < self._table.cosine):
-            self.why_none = f"{source} loses its own outputs in that precision (cosine {whole.cosine:.4g})"
+            self.why_none = f"{source} is too inaccurate in that precision (cosine {whole.cosine:.4g})"
             return None
         return Baseline(self._dtype, whole.relative_rms, whole.relative_max, source)
 
 
+def _equal_positions(
+    actual: NDArray[Any], expected: NDArray[Any], tolerance: Tolerance, axes: int
+) -> NDArray[np.bool_]:
+    """Return at which positions all elements are within a tolerance; positions are the first `axes` axes."""
+    rows, width = math.prod(expected.shape[:axes]), math.prod(expected.shape[axes:])
+    a, e = actual.reshape(rows, width), expected.reshape(rows, width)
+    same, step = np.zeros(rows, np.bool_), max(1, _CHUNK // max(1, width))
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        with np.errstate(invalid="ignore"):
+            off = np.abs(a[part] - e[part])
+        same[part] = (off <= tolerance.allowed(np.abs(e[part]))).all(1)
+    return same.reshape(expected.shape[:axes])
+
+
 def beside(tolerance: Tolerance, baseline: Baseline | None) -> Tolerance:
-    """Return the tolerance with the baseline added, where the tolerance uses one."""
+    """Return the tolerance with the baseline added, if the tolerance uses one."""
     return replace(tolerance, baseline=baseline) if tolerance.takes_baseline else tolerance
 
 
 def both_errors(comparison: Comparison, baseline: Baseline) -> str:
-    """Describe a file's error over all inputs beside the unmodified module's, in words."""
+    """Describe in words a file's error over all inputs and the unmodified module's."""
     parts = []
     for what, own, modules, factor in (
         ("rms", comparison.relative_rms, baseline.relative_rms, BASELINE_FACTOR),
@@ -127,4 +143,4 @@ def both_errors(comparison: Comparison, baseline: Baseline) -> str:
 
 def table_alone(why_none: str) -> str:
     """State that no baseline was measured, and why."""
-    return f"the error is held against the table of tolerances alone: {why_none}"
+    return f"the error is judged by the table of tolerances only: {why_none}"

@@ -28,16 +28,16 @@ from .runner import FileRunner, Runner, Sample, take_sample
 from .shared_inputs import shared_specs
 from .spread import SequenceAxis
 
-_LENGTHS = "Record the model on sequences of such a length."
+_LENGTHS = "Record the model on sequences of that length."
 _log = logging.getLogger(__name__)
 
 
-# Which rows of an output count, from its name, the result and its reference; None counts all. It may refuse the output.
+# Returns which rows of an output count, from its name, result and reference; None counts all. May refuse the output.
 Rows = Callable[[str, NDArray[Any], NDArray[Any]], NDArray[np.bool_] | None]
 
 
 class Compared(NamedTuple):
-    """The candidate's outputs, the reference's of the part that it computes, and one comparison for each of these."""
+    """The candidate's outputs, the reference's outputs (whole or in part), and one comparison for each."""
 
     outputs: Arrays
     expected: Arrays
@@ -106,7 +106,7 @@ def _windows_in_words(name: str, whose: str, windows: Sequence[WindowView]) -> d
 def _sequence(
     candidate: Runner, reference: Runner, name: str, shape: tuple[int, ...], inputs: Arrays, sample: Sample
 ) -> SequenceAxis | None:
-    """Find the sequence axis of an output: the one that either model states, if its size matches an input's."""
+    """Find the sequence axis of an output: the axis that a model states, if its size matches an input's."""
     stated = (runner.sequence_axis(name) for runner in (candidate, reference))
     axis = next((axis for axis in stated if axis is not None), -2)
     if not -len(shape) <= axis < len(shape) or shape[axis] not in {n for x in inputs.values() for n in x.shape}:
@@ -150,7 +150,7 @@ def compare_golden(
     for sample in golden.bind(candidate.inputs, candidate.outputs, candidate.token_limit, candidate.limits):
         refused = candidate.refuses(sample.inputs)
         if refused is not None:
-            raise UsageError(f"{candidate.name} cannot be fed {sample.name}.", why=f"{refused}.", fix=_LENGTHS)
+            raise UsageError(f"{candidate.name} does not accept {sample.name}.", why=f"{refused}.", fix=_LENGTHS)
         for mode in candidate.modes():
             named = sample._replace(name=sample.name + mode.mode)
             progress(f"Comparing: {named.name}")
@@ -264,11 +264,12 @@ def compare_models(
         if meter is not None and meter.measures and expected is not None:
             progress(f"Measuring the untouched module in {report.dtype}: {inputs.name}")
             meter.take(reference, inputs.arrays, expected)
+        del outputs, expected  # before the next ones are made: logits of a large vocabulary are large
     report.judged_on = sets.describe()
     report.range = range_record(candidate.sessions, report.judged_on)
     if not report.with_reference:
-        why = f"{refusal}." if refusal else "There are no inputs."
-        raise UsageError("Nothing could be compared.", why=why, fix="Give inputs of other lengths.")
+        why = f"{refusal}." if refusal else "There are no inputs to compare on."
+        raise UsageError("No set of inputs was accepted by both.", why=why, fix="Give inputs of other lengths.")
     if meter is not None:
         report.tolerance = beside(tolerance, meter.result())
         if meter.why_none:
@@ -279,13 +280,15 @@ def compare_models(
             _windows_in_words(candidate.name, "the file", candidate.windows),
             _windows_in_words(reference.name, "the reference", others),
         ]
-    if request.keep_reference and report.outputs.keys() <= set(candidate.outputs):  # golden outputs are there already
+    if request.keep_reference and report.outputs.keys() <= set(
+        candidate.outputs
+    ):  # comparisons with golden outputs exist already
         report.outputs = report.outputs | _called_reference(reference.unsampled().run(report.inputs))
     return report
 
 
 def _called_reference(outputs: Arrays) -> Arrays:
-    """Return outputs under the names that they are saved with beside the candidate's."""
+    """Return outputs under the names for saving them together with the candidate's."""
     return {f"{name}.reference": array for name, array in outputs.items()}
 
 

@@ -7,7 +7,7 @@ hold sums, so the comparisons of several sets of inputs can be merged: a file is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...core.closeness import Figures, Frontier, excess, extend_frontier, measure, proves_nothing
 from ...core.documents.error_spread import ErrorSpread
+from ...core.error_texts import argument
 from ...core.errors import CheckFailed
 from ...core.tensors import format_shape
 from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Tolerance
@@ -53,7 +54,7 @@ class Comparison(Figures):
 
     @property
     def _uses(self) -> list[Distribution | Pooled]:
-        """What is known of the model's use."""
+        """The figures about the model's use."""
         return [part for part in (self.distribution, self.pooled) if part is not None]
 
     @property
@@ -83,9 +84,11 @@ class Comparison(Figures):
         )
 
     def nothing_proven(self, tolerance: Tolerance) -> str:
-        """Return why the comparison proves nothing even where it meets this tolerance; "" where it proves something."""
+        """Return why the comparison proves nothing even if it meets this tolerance; "" if it proves something."""
         bounds = [bound for bound in (tolerance.cosine, tolerance.agreement) if bound is not None]
-        bounds += [] if tolerance.relative_rms is None else [1 - tolerance.relative_rms]  # that of zeros is 1
+        bounds += (
+            [] if tolerance.relative_rms is None else [1 - tolerance.relative_rms]
+        )  # the relative error of zeros is 1
         return proves_nothing(self, tolerance.atol, tolerance.rtol, max(bounds, default=None))
 
     def excess(self, tolerance: Tolerance) -> float:
@@ -93,7 +96,7 @@ class Comparison(Figures):
         return excess(self.frontier, tolerance.atol or 0.0, tolerance.rtol or 0.0)
 
     def severity(self, tolerance: Tolerance) -> tuple[bool, float]:
-        """Return what puts comparisons in order, the worst last: those with NaN or Inf, then by their excess."""
+        """Return a sort key for comparisons, worst last: NaN or Inf, then the excess over the tolerance."""
         return self.not_finite + self.expected_not_finite > 0, self.excess(tolerance)
 
     def figures(self) -> dict[str, float | int | str]:
@@ -147,8 +150,8 @@ def compare_arrays(
     keep = _elements_that_count(name, actual.shape, rows)
     if not actual.size or (keep is not None and not keep.any()):
         raise CheckFailed(
-            f"Nothing of output {name!r} can be compared.",
-            why="The arrays are empty." if not actual.size else "No row of it counts.",
+            f"Output {name!r} cannot be compared.",
+            why="The arrays are empty." if not actual.size else "The mask keeps none of its rows.",
             fix="Use longer inputs, or a mask that keeps some rows.",
         )
     spread = None if sequence is None else SpreadSums(actual.shape, sequence, tolerance)
@@ -157,8 +160,7 @@ def compare_arrays(
     distribution = pooled = None
     if tolerance.divergence is not None:  # the figures of rounded weights
         if name == LOGITS and actual.ndim:
-            chosen = slice(None) if rows is None else np.asarray(rows)
-            distribution = compare_distributions(actual[chosen], expected[chosen])
+            distribution = compare_distributions(actual, expected, rows)
         elif name == HIDDEN_STATES and actual.ndim == 3:
             pooled = compare_pooled(actual, expected, rows)
     return Comparison(
@@ -173,7 +175,7 @@ def compare_arrays(
 
 
 def largest_error(comparisons: Sequence[Comparison]) -> str:
-    """Describe the largest error, and how many NaN and Inf there are: the errors do not count them."""
+    """Describe the largest error, and the number of NaN and Inf, which the errors do not include."""
     text = f"max error {max(comparison.max_abs for comparison in comparisons):.1e}"
     found = sum(comparison.not_finite for comparison in comparisons)
     expected = sum(comparison.expected_not_finite for comparison in comparisons)
@@ -182,7 +184,7 @@ def largest_error(comparisons: Sequence[Comparison]) -> str:
 
 
 def unproven_outputs(outputs: Iterable[Comparison], tolerance: Tolerance) -> tuple[bool, str]:
-    """Say which outputs a comparison proves nothing about, although they are within the tolerance.
+    """Name the outputs that are within the tolerance but for which the comparison proves nothing.
 
     Args:
         outputs: one comparison for each output, over all sets of inputs.
@@ -199,7 +201,7 @@ def unproven_outputs(outputs: Iterable[Comparison], tolerance: Tolerance) -> tup
         return False, ""
     listed = "; ".join(f"{name!r}: {why}" for name, why in list(found.items())[:3])
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-    return len(found) == len(given), f"nothing is proven about output {listed}{more}"
+    return len(found) == len(given), f"the comparison proves nothing for output {listed}{more}"
 
 
 def outcome_of(passed: bool, nothing: bool) -> Outcome:
@@ -212,6 +214,22 @@ def outcome_of(passed: bool, nothing: bool) -> Outcome:
     if not passed:
         return "failed"
     return "not proven" if nothing else "passed"
+
+
+def how_to_accept(figures: Iterable[Mapping[str, float | int | str]], tolerance: Tolerance) -> str:
+    """Say how a difference can be accepted, or that it cannot.
+
+    Args:
+        figures: `Comparison.figures` of what failed.
+        tolerance: the criterion.
+    """
+    given = list(figures)
+    if any(one.get("not_finite") or one.get("expected_not_finite") for one in given):
+        return "No tolerance accepts NaN or infinity."
+    least = tolerance.cosine
+    if least is not None and any(not float(one.get("cosine", 1)) >= least for one in given):
+        return f"No {argument('atol')} or {argument('rtol')} accepts a cosine below {least:g}."
+    return f"To accept this difference, raise {argument('atol')} or {argument('rtol')}."
 
 
 def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Comparison:
@@ -243,7 +261,7 @@ def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Compariso
 
 
 def _elements_that_count(name: str, shape: tuple[int, ...], rows: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-    """Widen `rows` to one flag an element, flat (a view where numpy can give one)."""
+    """Widen `rows` to one flag an element, flat (a view where numpy can give one); None where all count."""
     if rows is None:
         return None
     rows = np.asarray(rows)
@@ -251,7 +269,9 @@ def _elements_that_count(name: str, shape: tuple[int, ...], rows: NDArray[np.boo
         raise CheckFailed(
             f"The row mask of output {name!r} does not fit.",
             why=f"It is {rows.dtype} {format_shape(rows.shape)} for {format_shape(shape)}.",
-            fix="Give bools over the leading dimensions.",
+            fix="Give booleans over the leading dimensions.",
         )
+    if rows.all():
+        return None
     widened = rows.reshape(rows.shape + (1,) * (len(shape) - rows.ndim))
     return np.broadcast_to(widened, shape).reshape(-1)

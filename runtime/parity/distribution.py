@@ -1,4 +1,4 @@
-"""Measure what rounded weights change in what a model is used for: its next token, or the embedding of a text.
+"""Measure the effect of rounded weights on a model's use: its next token, or the embedding of a text.
 
 A next token is chosen by the logits at a position. An embedding is the mean of a text's last hidden states.
 
@@ -18,8 +18,8 @@ from ...core.tolerance import Tolerance
 
 # The names of logits, and of hidden states `[batch, n, dim]`, in exported models.
 LOGITS, HIDDEN_STATES = "logits", "last_hidden_state"
-# Elements converted to float64 at a time.
-_CHUNK = 1 << 20
+# Elements converted to float64 at a time, and at least a position: they stay in a processor's cache.
+_CHUNK = 1 << 15
 # Standard deviations by which a share of few positions may lie below its floor.
 _CHANCE = 2.0
 
@@ -45,7 +45,7 @@ class Distribution:
 
     @property
     def divergence(self) -> float:
-        """Mean divergence a position, in nats; infinite without any."""
+        """Mean divergence per position, in nats; infinite without positions."""
         return self.divergences / self.positions if self.positions else math.inf
 
     @property
@@ -85,7 +85,7 @@ class Pooled:
 
     @property
     def cosine(self) -> float:
-        """Mean cosine of a text; 0 without any."""
+        """Mean cosine per text; 0 without texts."""
         return self.cosines / self.texts if self.texts else 0.0
 
     def meets(self, tolerance: Tolerance) -> bool:
@@ -122,26 +122,39 @@ def _embedding(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> Po
     return Pooled(1, cosine, cosine)
 
 
-def compare_distributions(actual: NDArray[Any], expected: NDArray[Any]) -> Distribution:
-    """Compare logits of equal shape `[…, tokens]`; positions with NaN or Inf are left out."""
+def compare_distributions(
+    actual: NDArray[Any], expected: NDArray[Any], rows: NDArray[np.bool_] | None = None
+) -> Distribution:
+    """Compare logits of equal shape `[…, tokens]`; positions with NaN or Inf are left out.
+
+    Args:
+        actual: the result.
+        expected: the reference.
+        rows: True where a position counts, over the leading dimensions; None counts all.
+    """
     width = actual.shape[-1]
-    rows, found = max(1, _CHUNK // width), Distribution()
     a, e = actual.reshape(-1, width), expected.reshape(-1, width)
-    for start in range(0, len(a), rows):
-        found += _part(a[start : start + rows].astype(np.float64), e[start : start + rows].astype(np.float64))
+    counted = np.ones(actual.shape[:-1], np.bool_)
+    if rows is not None:
+        counted &= np.asarray(rows).reshape(rows.shape + (1,) * (counted.ndim - rows.ndim))
+    positions = np.flatnonzero(counted)
+    step, found = max(1, _CHUNK // max(1, width)), Distribution()
+    for start in range(0, len(positions), step):
+        part = positions[start : start + step]
+        found += _part(a[part].astype(np.float64), e[part].astype(np.float64))
     return found
 
 
 def _part(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> Distribution:
     kept = np.isfinite(actual).all(-1) & np.isfinite(expected).all(-1)
-    actual, expected = actual[kept], expected[kept]
+    if not kept.all():
+        actual, expected = actual[kept], expected[kept]
     if not len(actual):
         return Distribution()
-    q, p = _log_softmax(actual), _log_softmax(expected)
     agreeing = int((actual.argmax(-1) == expected.argmax(-1)).sum())
-    return Distribution(len(actual), float((np.exp(p) * (p - q)).sum()), agreeing)
-
-
-def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    shifted = logits - logits.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+    actual, expected = (x - x.max(-1, keepdims=True) for x in (actual, expected))
+    weights = np.exp(expected)
+    whole, other = weights.sum(-1), np.exp(actual).sum(-1)
+    # With p = weights / whole:  Σ p·(log p - log q) = Σ p·(e - a) - log whole + log other.
+    divergences = (weights * (expected - actual)).sum(-1) / whole - np.log(whole) + np.log(other)
+    return Distribution(len(actual), float(divergences.sum()), agreeing)

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.documents.engine_facts import ENGINE_SUFFIX, read_engine_facts
+from ...core.documents.engine_facts import EngineFacts
 from ...core.documents.proof import proven_by_golden
-from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar, read_sidecar
+from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, LocalAttnError, MissingDependency, UsageError
 from ...core.progress import timed_steps
 from ...core.tolerance import Baseline, coarsest
 from ...onnx_graph.windows import windows_of_sidecar
+from ..backends import registry
 from .compare import compare_models, new_report, take_golden, worst_of
 from .comparison import largest_error, outcome_of, unproven_outputs
 from .golden import Golden
@@ -37,14 +38,14 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
 
     Raises:
         UsageError: a file that cannot be read, two that do not take the same inputs, options of a checkpoint.
-        CheckFailed: an output is missing or has another shape than the reference's, or facts were altered.
+        CheckFailed: an output is missing or has another shape than the reference's, or a sidecar was changed.
         MissingDependency: an engine library, or the provider asked for, is not there.
     """
     if request.config is not None or request.causal is not None:
         raise UsageError(
-            f"{argument('config')} and {argument('causal')} belong to a checkpoint.",
+            f"{argument('config')} and {argument('causal')} apply to checkpoints only.",
             why=f"{request.against} is an exported file, which needs no configuration.",
-            fix="Leave them out, or compare with the checkpoint.",
+            fix="Leave the two out, or compare with the checkpoint.",
         )
     progress(f"Loading {request.model.name}")
     candidate = open_runner(
@@ -70,7 +71,7 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
 
 
 def _recorded_baseline(precision: str, *runners: FileRunner) -> Baseline | str:
-    """Return the unmodified module's error as the export of one of these files measured it, or why it is not known."""
+    """Return the unmodified module's error, as measured at the export of one of these files, or why it is unknown."""
     for runner in runners:
         checks = [] if runner.sidecar is None else runner.sidecar.checks
         found = next((check.baseline for check in checks if check.baseline is not None), None)
@@ -78,7 +79,7 @@ def _recorded_baseline(precision: str, *runners: FileRunner) -> Baseline | str:
             continue
         if 0 <= found.relative_rms <= _MOST_RELATIVE:
             return replace(found, source=f"{found.source}, as the sidecar of {runner.path.name} recorded it")
-    return f"no sidecar here holds the untouched module's own error in {precision}"
+    return f"no sidecar records the untouched module's own error in {precision}"
 
 
 def _unproven_arguments(*runners: FileRunner) -> list[str]:
@@ -87,20 +88,20 @@ def _unproven_arguments(*runners: FileRunner) -> list[str]:
 
 
 def run_golden_parity(request: ParityRequest, progress: Callable[[str], None] = lambda _: None) -> ParityReport:
-    """Compare a file with golden outputs alone, without a checkpoint or another file.
+    """Compare a file only with golden outputs, without a checkpoint or another file.
 
     Raises:
         UsageError: a file that cannot be read, golden outputs that do not fit it, options of other references.
-        CheckFailed: an output has another shape than the golden one, or facts were altered.
+        CheckFailed: an output has another shape than the golden one, or a sidecar was changed.
         MissingDependency: an engine library, or the provider asked for, is not there.
     """
     options = {"config": request.config, "causal": request.causal, "inputs": request.inputs, "seq_len": request.lengths}
     for name, value in options.items():
         if value is not None and value != ():
             raise UsageError(
-                f"{argument(name)} does not apply to golden outputs alone.",
-                why="They bring their own inputs, and no checkpoint is read.",
-                fix=f"Leave it out, or give what to compare with besides: {argument('against')}.",
+                f"{argument(name)} does not apply if only golden outputs are compared.",
+                why="Golden outputs come with their inputs, and no checkpoint is read.",
+                fix=f"Leave it out, or also give a reference: {argument('against')}.",
             )
     progress(f"Loading {request.model.name}")
     candidate = open_runner(
@@ -126,7 +127,7 @@ def check_built_engine(engine: Path, model: Path, library: Path | None = None, p
     The file is run by onnxruntime on the CPU, from its functions.
 
     Args:
-        engine: the engine, its facts beside it.
+        engine: the engine, with its sidecar in the same folder.
         model: the ONNX file.
         library: the plugin library that the engine was built with.
         provider: where the engine runs, "cuda:1" for GPU 1.
@@ -141,7 +142,9 @@ def check_built_engine(engine: Path, model: Path, library: Path | None = None, p
         why = " ".join(filter(None, (error.what, error.why)))
         if isinstance(error, CheckFailed):
             return CheckRecord(name=PARITY, status="failed", detail=why)
-        return CheckRecord(name=PARITY, status="skipped", detail=f"{model.name} and the engine did not both run: {why}")
+        return CheckRecord(
+            name=PARITY, status="skipped", detail=f"{model.name} and the engine could not be compared: {why}"
+        )
     where, worst = worst_of(report.comparisons, report.tolerance)
     detail = (
         f"{largest_error([comparison for _, comparison in report.comparisons])} against {model.name} in "
@@ -167,20 +170,21 @@ def _open_reference(request: ParityRequest) -> FileRunner:
         UsageError: it cannot be run this way.
     """
     path = request.against
-    if path.suffix.lower() == ENGINE_SUFFIX:
-        plugin = read_engine_facts(path).plugin
-        both = request.model.suffix.lower() == ENGINE_SUFFIX and plugin is not None and plugin.kind == "library"
+    facts = registry.choose(path)[0].facts(path)
+    if isinstance(facts, EngineFacts):
+        candidate = registry.of_file(request.model)
+        needs_library = facts.plugin is not None and facts.plugin.kind == "library"
+        both = candidate is not None and candidate.built and needs_library
         return open_runner(path, plugin=request.plugin if both else "auto")
     try:
         return open_runner(path, "cpu", "none", prefill=False)
     except MissingDependency as error:
-        sidecar = read_sidecar(path)
-        if sidecar is None or sidecar.function_body:
+        if facts is None or facts.function_body:
             raise
         raise UsageError(
             f"{path} cannot be the reference.",
-            why="It was exported without its function definition, and a reference is run without compiled kernels.",
-            fix="Give the same model exported with its function definition.",
+            why="It was exported without the attention node's ONNX function, which a reference needs.",
+            fix="Give the same model exported with the ONNX function.",
         ) from error
 
 
@@ -190,17 +194,17 @@ def _record(reference: FileRunner) -> tuple[str | None, list[str]]:
     making, made = ("export", "exported") if reference.engine is None else ("build", "built")
     found = None if facts is None else next((check for check in facts.checks if check.name == PARITY), None)
     if facts is None:
-        doubt = "no sidecar lies beside it"
+        doubt = "it has no sidecar"
     elif found is None:
         doubt = "its sidecar has no record of a comparison with a reference"
     elif found.status != "passed":
-        doubt = f"its {making}'s comparison is called {found.status}: {found.detail}"
+        doubt = f"the comparison at its {making} is recorded as {found.status}: {found.detail}"
     elif isinstance(facts, Sidecar) and not facts.model_sha256:
-        doubt = "its sidecar does not say for which file it was written"
+        doubt = "its sidecar does not record for which file it was written"
     else:
         doubt = "; ".join(altered(reference.file))
     if doubt or found is None:
-        return None, [f"that {name} itself is right is not proven here: {doubt}"]
+        return None, [f"{name} itself is not proven right: {doubt}"]
     return f"{name} was checked when it was {made}: {found.detail}", []
 
 
@@ -211,11 +215,11 @@ def _origin(candidate: FileRunner, reference: FileRunner) -> list[str]:
         other = reference.path.name
         if reference.engine is not None:
             other = f"{reference.engine.onnx_name} of {other}"
-        notes.append(f"{name} was built from {candidate.engine.onnx_name}, which is another file than {other}")
+        notes.append(f"{name} was built from {candidate.engine.onnx_name}, which is not {other}")
     weights = [x.sidecar.checkpoint_sha256 for x in (candidate, reference) if x.sidecar is not None]
     if len(weights) == 2 and all(weights) and weights[0] != weights[1]:
         notes.append(f"{name} and {reference.path.name} were exported from different checkpoints")
     ran = [(x.backend, x.provider, x.plugin) for x in (candidate, reference)]
     if ran[0] == ran[1] and candidate.path.samefile(reference.path) and len(candidate.modes()) == 1:
-        notes.append(f"{name} is compared with itself, run in the same way: that proves nothing")
+        notes.append(f"{name} is compared with itself, run in the same way, which proves nothing")
     return notes

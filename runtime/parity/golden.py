@@ -1,4 +1,4 @@
-"""Golden outputs: a file with inputs, and with the outputs that the user's own model computed from them.
+"""Read golden outputs: a file with inputs, and the outputs of the user's own model.
 
 An .npz holds one sample under the names of the exported file's inputs and outputs, or several as `0/tokens`,
 `0/logits`, `1/tokens`, … `localattn.record` writes it, and so does `numpy.savez`.
@@ -31,7 +31,7 @@ Limits = Callable[[str, int], tuple[int, int | None]]
 
 
 class GoldenSample(NamedTuple):
-    """One set of inputs in the types of the file, the outputs that belong to it, and what reports call it."""
+    """A set of inputs in the file's types, its outputs, and its name in reports."""
 
     name: str
     inputs: Arrays
@@ -65,13 +65,13 @@ class Golden:
         for name, array in arrays.items():
             match = numbered[name]
             if (match is None) != (None in numbered.values()):
-                why = f"{name!r} belongs to a numbered sample, and others to none."
-                raise UsageError(f"{path} does not say which arrays belong together.", why=why, fix=_HOW)
+                why = f"{name!r} belongs to a numbered sample, but other arrays do not."
+                raise UsageError(f"{path} does not show which arrays belong together.", why=why, fix=_HOW)
             _check_numbers(path, name, array)
             number, plain = (0, name) if match is None else (int(match[1]), match[2])
             samples.setdefault(number, {})[plain] = array
         if not samples:
-            raise UsageError(f"{path} holds no arrays.", fix=_HOW)
+            raise UsageError(f"{path} contains no arrays.", fix=_HOW)
         return cls(path, [samples[number] for number in sorted(samples)])
 
     def bind(
@@ -105,25 +105,26 @@ class Golden:
                 raise UsageError(
                     f"{name} does not fit the exported file.",
                     why=f"{error.what} {error.why}",
-                    fix="Record the model on inputs of these sizes and types, or export the file for those recorded.",
+                    fix="Record the model on inputs of these sizes and types, or export the file for the recorded "
+                    "ones.",
                 ) from error
             yield GoldenSample(name, ready, {key: sample[key] for key in outputs})
 
     def too_short(self, windows: Sequence[WindowGeometry]) -> str:
-        """Return why the samples do not show how long the windows are; "" where they do, or where there are none.
+        """Return why the samples do not show the length of the windows; "" if they do, or if there are no windows.
 
-        A query sees at most the keys of its own window and of those around it. Where a sequence has no more, every
-        longer window gives the same outputs. Layers that see all keys have no end to be shown.
+        A query sees at most the keys of its own window and of those around it. If a sequence has no more, every
+        longer window gives the same outputs. Layers that see all keys have no such end.
         """
         keys = max((window.keys_per_window for window in windows if not window.sees_all), default=0)
         longest = max((_positions(x) for sample in self.samples for x in sample.values()), default=0)
         if not keys or longest > keys:
             return ""
-        return f"sequences of {longest} do not show where a window of {keys} keys ends, which longer ones would"
+        return f"sequences of {longest} tokens are too short to show where a window of {keys} keys ends"
 
     @property
     def precision(self) -> str | None:
-        """ "fp16" where an array was recorded as float16, which chooses the tolerance of finer files; else None."""
+        """ "fp16" if an array was recorded as float16, which sets the tolerance of finer files; else None."""
         half = any(x.dtype == np.float16 for sample in self.samples for x in sample.values())
         return "fp16" if half else None
 
@@ -140,11 +141,11 @@ class GoldenRunner(Runner):
 
     def run(self, inputs: Arrays) -> Arrays:
         """Refuse to run: there are only recorded outputs."""
-        raise NotImplementedError(f"{self.name} are no model")
+        raise NotImplementedError(f"{self.name} are not a model")
 
 
 def key_mask(inputs: Arrays) -> NDArray[np.bool_] | None:
-    """Return the input that says which tokens are kept, `[B, N]`; None without one."""
+    """Return the mask input that keeps tokens, `[B, N]`; None without one."""
     found = next((inputs[name] for name in ("mask", *sorted(INTEGER_MASKS)) if name in inputs), None)
     return None if found is None else found != 0
 
@@ -166,30 +167,32 @@ def kept_rows(mask: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.b
 
 
 def _positions(array: NDArray[Any]) -> int:
-    """Return how many positions an array holds: `[…, N, D]`, or of tokens and masks `[B, N]`; 0 for any other."""
+    """Return an array's number of positions: `[…, N, D]`, or `[B, N]` of tokens and masks; 0 for any other."""
     if array.ndim > 2:
         return int(array.shape[-2])
     return int(array.shape[1]) if array.ndim == 2 and array.dtype.kind in "biu" else 0
 
 
 def _check_numbers(path: Path, name: str, array: NDArray[Any]) -> None:
-    """Refuse values that no result can equal.
+    """Refuse NaN, which no result can equal.
 
     Raises:
         UsageError: NaN, or complex numbers.
     """
     if array.dtype.kind == "c":
-        raise UsageError(f"{path}: {name!r} is {array.dtype}.", why="No exported file takes or returns such numbers.")
+        raise UsageError(
+            f"{path}: {name!r} is {array.dtype}.", why="Exported files have no inputs or outputs of this type."
+        )
     if array.dtype.kind == "f" and bool(np.isnan(array).any()):
         raise UsageError(
-            f"{path}: {name!r} holds NaN.",
-            why="Nothing is equal to NaN, so it proves nothing.",
-            fix="Record the model on inputs where its outputs are numbers.",
+            f"{path}: {name!r} contains NaN.",
+            why="NaN equals no number, so such an output proves nothing.",
+            fix="Record the model on inputs for which its outputs are finite.",
         )
 
 
 def _check_limits(inputs: Sequence[TensorSpec], arrays: Arrays, limits: Limits) -> None:
-    """Refuse sizes of dynamic axes that the file does not take.
+    """Refuse sizes of dynamic axes that the file does not accept.
 
     Raises:
         UsageError: one is too small or too large.
@@ -202,7 +205,7 @@ def _check_limits(inputs: Sequence[TensorSpec], arrays: Arrays, limits: Limits) 
             if given < low or (high is not None and given > high):
                 raise UsageError(
                     f"Input {spec.name!r} has {given} on its axis {size!r}.",
-                    why=f"The file takes {low} to {'any' if high is None else high}.",
+                    why=f"The file accepts {low} to {'any' if high is None else high}.",
                 )
 
 
@@ -215,8 +218,8 @@ def _check_names(
         wrong = [f"It lacks {', '.join(map(repr, missing))}."] if missing else []
         wrong += [f"The file does not know {', '.join(map(repr, unknown))}."] if unknown else []
         raise UsageError(
-            f"{path} does not hold the inputs and outputs of the exported file.",
-            why=" ".join(wrong) + f" The file takes {'; '.join(takes)}, and returns {', '.join(outputs)}.",
+            f"{path} does not contain the inputs and outputs of the exported file.",
+            why=" ".join(wrong) + f" The file needs {'; '.join(takes)}, and returns {', '.join(outputs)}.",
             fix=_HOW,
         )
 

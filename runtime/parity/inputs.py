@@ -22,7 +22,7 @@ from .report import ParityRequest
 from .runner import FileRunner, Runner, StepRunner
 from .shared_inputs import cast_to
 
-# Tokens of all rows as in use together, and of a short sequence that is fed to step files.
+# Tokens of all realistic rows together, and of a short sequence for step files.
 _MOST_TOKENS, _FEW = 4096, 48
 # A sequence exceeds the longest cache by this many windows.
 WINDOWS_BEYOND = 3
@@ -39,8 +39,8 @@ class InputSet:
         arrays: in the types that both models share.
         largest: whether it has the sizes at which errors along the sequence are recorded.
         sizes: the sizes of the dynamic axes, in words.
-        alone: whether figures over its elements alone must be within the tolerance too.
-        random: whether its tokens are random, and unlike those of use.
+        alone: whether this set must also meet the tolerance separately.
+        random: whether its tokens are random, and so unrealistic.
     """
 
     name: str
@@ -52,17 +52,17 @@ class InputSet:
 
 
 class InputSets:
-    """The inputs that two models are compared on.
+    """Choose the inputs of a comparison of two models.
 
     Args:
         request: seeds, inputs or lengths.
         specs: the inputs that both take.
         runners: the candidate and the reference.
         windows: of the model's layers.
-        precision: an entry of `core.tolerance`: random tokens have a say in fp32 alone, where others are to be had.
+        precision: an entry of `core.tolerance`: if realistic tokens are available, random tokens count only in fp32.
 
     Attributes:
-        length: positions of the longest sequence; None where no facts state which axis counts them.
+        length: positions of the longest sequence; None if no sidecar states which axis counts them.
 
     Raises:
         UsageError: inputs that do not fit, lengths that the models do not take, or dynamic axes whose sizes are not
@@ -127,12 +127,12 @@ class InputSets:
             yield from self._rows()
 
     def _opening(self, place: int) -> Opening | None:
-        """Return what the rows of a set begin with: at a fixed length, where no others are fed, each other opening."""
+        """Return the openings of a set's rows: at a fixed length, if no other rows are fed, each other opening."""
         openings = [] if self._texts is None or self._sequence is not None else self._texts.openings
         return openings[(place - 1) % len(openings)] if place and openings else None
 
     def _rows(self) -> Iterator[InputSet]:
-        """Yield rows as in use, one at a time, of lengths that both models take."""
+        """Yield realistic rows, one at a time, of lengths that both models accept."""
         if self._texts is None or self._sequence is None or self.length is None:
             return
         batch = {name: max(1, self._bounds(name)[0]) for name in self._axes if name != self._sequence}
@@ -140,11 +140,11 @@ class InputSets:
         low = self._bounds(self._sequence)[0]
         masked = any(spec.name in ("mask", "attention_mask") for spec in self._specs)
         spans = 2 * max((window.keys_per_window for window in self._windows if not window.sees_all), default=0)
-        # A sequence that fills the caches of step files again and again was fed before.
+        # A sequence that overfills the caches of step files was fed before.
         longest = min(self.length, max(_FEW, 2 * chunk)) if self._steps else self.length
         alone = self._precision not in ("fp32", "fp16", "bf16")
         if not (self._texts.opening or self._texts.openings or alone):
-            return  # nothing begins a sequence but what the sets above have too
+            return  # there is no opening that the sets above do not have
         for row in rows_of_use(self._texts, longest, spans, _MOST_TOKENS, pads=masked, multiple=chunk):
             if row.length >= low:
                 sizes = {**batch, self._sequence: row.length}
@@ -162,24 +162,25 @@ class InputSets:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the inputs: how step files were fed, and which sizes were tried of those a model allows."""
+        """Notes on the inputs: how step files were fed, and which of the allowed sizes were tried."""
         found = []
         candidate, reference = self._runners
         if not isinstance(candidate, StepRunner) and len(self._axes) < len(_dynamic_axes(candidate.inputs)):
-            found.append(f"{candidate.name} leaves sizes open, and is compared at those of {reference.name} only")
+            found.append(f"{candidate.name} has dynamic sizes, and is compared at the sizes of {reference.name} only")
         for runner in self._steps:
             chunk = runner.facts.chunk
-            calls = "one a call" if chunk == 1 else f"{chunk} a call"
+            calls = "one per call" if chunk == 1 else f"{chunk} per call"
             found.append(f"{self.length} tokens were fed to {runner.name}, {calls}; every position is compared")
             if self.length is not None and self.length <= runner.slots:
                 found.append(
-                    f"the caches of {runner.name} hold {runner.slots} positions: {self.length} do not show that older "
-                    "ones are dropped"
+                    f"the caches of {runner.name} hold {runner.slots} positions: {self.length} are too few to test "
+                    "that "
+                    "older ones are dropped"
                 )
         if self._given is None and len(self._sizes) > 1:
             lengths = self._request.lengths
             largest = self._sizes[0] if not lengths else {**self._sizes[0], self._sequence or "": self.length or 0}
-            found.append(f"how errors are spread is shown for {self._named(largest)}")
+            found.append(f"the spread of errors is shown for {self._named(largest)}")
         return found
 
     def _named(self, sizes: Sizes) -> str:
@@ -205,8 +206,8 @@ class InputSets:
         for name in self._axes:
             if name == UNNAMED_DIMENSION or (name != self._sequence and name not in BATCH_AXES):
                 raise UsageError(
-                    f"Both files leave {'an axis' if name == UNNAMED_DIMENSION else f'the axis {name!r}'} open.",
-                    why="Nothing says which sizes it may have.",
+                    f"In both files {'an axis' if name == UNNAMED_DIMENSION else f'the axis {name!r}'} is dynamic.",
+                    why="No sidecar says which sizes it may have.",
                     fix=f"Give the inputs in a file: {argument('inputs')}.",
                 )
         now = {name: self._batch(name) for name in self._axes if name != self._sequence}
@@ -218,7 +219,7 @@ class InputSets:
             most = "" if high is None else f" to {high}"
             raise UsageError(
                 f"{argument('seq_len', wrong[0])} is not a length of both files.",
-                why=f"They take {low}{most} positions.",
+                why=f"Both files accept {low}{most} positions.",
             )
         if lengths:
             return [{**now, self._sequence: n} for n in lengths]
@@ -226,25 +227,28 @@ class InputSets:
             return [{**now, self._sequence: self._beyond_the_caches(high)}]
         if high is None:
             raise UsageError(
-                "Both files leave the length open.",
-                why="No sidecar beside them says which is the longest.",
+                "In both files the sequence length is dynamic.",
+                why="No sidecar says which length is the longest.",
                 fix=f"Give lengths, {argument('seq_len')}, or the inputs in a file, {argument('inputs')}.",
             )
         swept = sweep_sizes(self._axes, {**now, self._sequence: high}, self._sequence, windows)
         bounds = {name: self._bounds(name) for name in self._axes}
         fitting = [sizes for sizes in swept if all(_within(sizes[name], bounds[name]) for name in self._axes)]
         if not fitting:
-            raise UsageError("There is no size that both files take.", why=f"They take {low} to {high} positions.")
+            raise UsageError(
+                "No size is accepted by both files.",
+                why=f"Together they allow lengths from {low} to {high}.",
+            )
         return fitting
 
     def _batch(self, axis: str) -> int:
-        """Return the sequences a call: as at export, within the limits of both models."""
+        """Return the sequences per call: as at export, within the limits of both models."""
         low, high = self._bounds(axis)
         stated = next((runner.batch for runner in self._runners if runner.batch is not None), OPEN_BATCH)
         return max(low, stated if high is None else min(stated, high))
 
     def _bounds(self, name: str) -> tuple[int, int | None]:
-        """Return the smallest and largest size of a dynamic axis that both models take."""
+        """Return the smallest and largest size of a dynamic axis that both models accept."""
         found = [
             runner.limits(spec.name, axis)
             for runner in self._runners
@@ -286,14 +290,14 @@ class InputSets:
             if length is not None and (length % chunk or length < 1 or (most is not None and length > most)):
                 ends = "" if most is None else f" and has {most} positions"
                 raise UsageError(
-                    f"{runner.name} cannot be fed {length} positions.",
-                    why=f"It takes {chunk} a call{ends}.",
+                    f"{runner.name} does not accept {length} positions.",
+                    why=f"It takes {chunk} per call{ends}.",
                     fix=f"Choose another length, {argument('seq_len')}; instead of a prefill file give its step file.",
                 )
 
 
 def _config(runners: Sequence[Runner]) -> Mapping[str, Any] | None:
-    """Return the `config.json` that a sidecar holds; None where none does."""
+    """Return the `config.json` in a sidecar; None if there is none."""
     sidecars = [runner.sidecar for runner in runners if isinstance(runner, FileRunner) and runner.sidecar is not None]
     configs = (sidecar.kwargs.get("config") for sidecar in sidecars)
     return next((config for config in configs if isinstance(config, dict)), None)

@@ -1,7 +1,7 @@
 """Name the values of a file in fp16 that are beyond fp16's largest number, where a GPU computes infinity.
 
-Sessions on the CPU watch such values, if they are asked to (`runtime.ort.session.Halves`). A value counts where the
-file is fp16: what a function or a kernel computes in fp32 by its definition does not.
+Sessions of onnxruntime on the CPU watch such values, if they are asked to (`Halves` of its `session.py`). A value
+counts where the file is fp16: what a function or a kernel computes in fp32 by its definition does not.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def describe(found: Sequence[Beyond]) -> str:
 
 
 def range_record(sessions: Sequence[Session], where: str) -> CheckRecord | None:
-    """Return the result of watching fp16; None where no session watched it.
+    """Return the result of watching fp16; None if no session watched it.
 
     Args:
         sessions: of the file.
@@ -76,9 +76,11 @@ def range_record(sessions: Sequence[Session], where: str) -> CheckRecord | None:
         return None
     found = beyond_fp16(sessions)
     if found:
-        detail = f"{describe(found)}, and fp16 ends at {LARGEST:,.0f}: a GPU computes infinity there; {where}"
+        detail = (
+            f"{describe(found)}, and the largest fp16 number is {LARGEST:,.0f}: a GPU computes infinity there; {where}"
+        )
         return CheckRecord(name=FP16_RANGE, status="failed", detail=detail, figures={"largest": max(sizes)})
-    detail = f"the largest of {len(sizes)} values is {max(sizes):,.4g}, and fp16 ends at {LARGEST:,.0f}; {where}"
+    detail = f"the largest of {len(sizes)} values is {max(sizes):,.4g}; fp16 ends at {LARGEST:,.0f}; {where}"
     return CheckRecord(name=FP16_RANGE, status="passed", detail=detail, figures={"largest": max(sizes)})
 
 
@@ -88,7 +90,7 @@ def refuse_overflow(sessions: Sequence[Session], path: Path, inputs: str, more: 
     Args:
         sessions: of the file.
         path: the file.
-        inputs: what it was run on last.
+        inputs: the inputs of the last run.
         more: all values beyond fp16 on the same inputs, where they were measured without rounding: a NaN hides others.
 
     Raises:
@@ -97,9 +99,9 @@ def refuse_overflow(sessions: Sequence[Session], path: Path, inputs: str, more: 
     found = beyond_fp16(sessions)
     if found:
         every = list(more) or found
-        others = f" Beyond it: {describe(every)}." if len(every) > 1 else ""
+        others = f" Also too large: {describe(every)}." if len(every) > 1 else ""
         raise CheckFailed(
-            f"{path.name} overflows in fp16: {every[0]}, and fp16 ends at {LARGEST:,.0f}.",
+            f"{path.name} overflows in fp16: {every[0]}, and the largest fp16 number is {LARGEST:,.0f}.",
             why=f"On {inputs or 'the inputs'} a GPU computes infinity or NaN from there on.{others}",
             fix=_FIX,
         )

@@ -30,12 +30,13 @@ Named = Sequence[tuple[str, Comparison]]
 
 @dataclass(frozen=True)
 class ParityRequest:
-    """What to compare, and how.
+    """A request for a comparison.
 
     Args:
         model: the exported file.
-        against: the weights it was exported from, or another exported file; the golden outputs if there is no other.
-        config: of a checkpoint, its configuration; by default the sidecar's, else the one beside the checkpoint.
+        against: the weights it was exported from, or another exported file; the golden outputs if there is no other
+            reference.
+        config: a checkpoint's configuration; by default the sidecar's, else the one in the checkpoint's folder.
         seeds: one set of inputs at the largest size each.
         inputs: an .npz of inputs instead of text, or random ones.
         lengths: of the sequences, for a file that takes several; by default some around the window's multiples.
@@ -48,7 +49,7 @@ class ParityRequest:
         keep_reference: keep the reference's outputs on the worst inputs too.
         golden: an .npz of inputs and of the outputs that the user's own model computed from them.
         entry: of a checkpoint with several sets of weights, the one to compare with; by default the sidecar's.
-        folder: where the model's tokenizer lies; by default beside the model, or the reference.
+        folder: the folder of the model's tokenizer; by default that of the model, or of the reference.
         rounds: round fp16 on the CPU as a GPU does.
     """
 
@@ -72,14 +73,14 @@ class ParityRequest:
 
     @property
     def folders(self) -> list[Path]:
-        """Where a tokenizer may lie, the best place first."""
+        """Folders that may contain a tokenizer, best first."""
         places = [path if path.is_dir() else path.parent for path in (self.model, self.against)]
         return list(dict.fromkeys([*([] if self.folder is None else [self.folder]), *places]))
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The reference as reports name it.
+    """The reference in reports.
 
     Args:
         kind: "float64": float64 mathematics on the checkpoint's weights; "file": another exported file, as it ran;
@@ -87,7 +88,7 @@ class Reference:
         dtype: of such a file: it chooses the tolerance if it is the coarser of the two.
         backend: what ran it.
         provider: where.
-        checked: what its own export found when it was compared with a reference; None where nothing proves that.
+        checked: the result of its own export's comparison with a reference; None if there is no proof.
     """
 
     kind: Literal["float64", "file", "golden"]
@@ -109,13 +110,13 @@ class ParityReport(Report):
             coarser.
         provider: the provider that really ran.
         model: the file.
-        against: what it was compared with.
+        against: the reference.
         tolerance: the criterion; in half precision with the unmodified module's error, where that is known.
         windows: the windows of its attention layers, at the length of the file.
         compared_windows: after a failed comparison, the windows of the file and of its reference in words.
         plugin: path of the library whose compiled kernels computed the attention nodes; None if their ONNX functions
             did.
-        sidecar: the facts of the export; None where there are none.
+        sidecar: the export's sidecar; None if there is none.
         reference: what the file was compared with.
         comparisons: by description of the inputs, one comparison an output.
         notes: what the user should know.
@@ -127,7 +128,7 @@ class ParityReport(Report):
         unproven: arguments that the weights do not determine, and that no golden outputs proved.
         saved: files of arrays that were written.
         range: whether values of fp16 stayed within its range; None where that was not watched.
-        alone: names of the inputs that are judged alone as well.
+        alone: names of the inputs that are also judged separately.
         judged_on: what the two were compared on, in words.
     """
 
@@ -167,32 +168,32 @@ class ParityReport(Report):
 
     @property
     def failed_alone(self) -> Named:
-        """The comparisons that are judged alone and fail."""
+        """The comparisons that are judged separately and fail."""
         return [
             (name, part) for name, part in self.with_reference if name in self.alone and not part.judge(self.tolerance)
         ]
 
     @property
     def verdict(self) -> str:
-        """The result in words: equal, NOT equal, or equal where that proves nothing."""
+        """The result in words: equal, NOT equal, or equal without proof."""
         if not self.passed:
             return "NOT equal"
-        return "equal" if any(check.status == "passed" for check in self.checks) else "equal, which proves nothing,"
+        return "equal" if any(check.status == "passed" for check in self.checks) else "equal, but this proves nothing,"
 
     @property
     def with_golden(self) -> Named:
-        """The comparisons with golden outputs, which have a criterion of their own."""
+        """The comparisons with golden outputs, which have another criterion."""
         return self.comparisons[: self.golden_count]
 
     @property
     def with_reference(self) -> Named:
-        """The comparisons with the reference; none where golden outputs alone were compared."""
+        """The comparisons with the reference; none if only golden outputs were compared."""
         return self.comparisons[self.golden_count :]
 
     def overall(self) -> dict[str, Comparison]:
         """Return the comparison of each output over all sets of inputs.
 
-        Golden outputs are left out where there is another reference: their check stands beside it.
+        Golden outputs are skipped if there is another reference, because they have a separate check.
         """
         return overall(self.with_reference or self.with_golden, self.tolerance)
 
@@ -227,7 +228,7 @@ class ParityReport(Report):
 
     @property
     def warnings(self) -> list[str]:
-        """What these comparisons do not prove, or the likely cause where golden outputs differ."""
+        """What these comparisons do not prove, or the likely cause if golden outputs differ."""
         if self.golden is not None and self.golden.status == "failed":
             return [f"golden outputs differ. {likely(self.unproven)}"]
         _, why = unproven_outputs(self.overall().values(), self.tolerance)
@@ -243,7 +244,7 @@ class ParityReport(Report):
             self.inputs, self.outputs = inputs, outputs
 
     def beside_baseline(self) -> list[str]:
-        """Describe each output's error beside the unmodified module's; nothing where no baseline applies."""
+        """Describe each output's error and the unmodified module's; nothing if no baseline applies."""
         baseline = self.tolerance.baseline
         if baseline is None:
             return []
@@ -319,7 +320,7 @@ def overall(found: Named, tolerance: Tolerance) -> dict[str, Comparison]:
 def verdicts(found: Named, tolerance: Tolerance) -> list[bool]:
     """Return whether each comparison passes.
 
-    If an output fails over all sets of inputs, its sets pass or fail alone; if each would pass alone, all fail.
+    If an output fails over all sets of inputs, each set is judged separately; if each would pass, all fail.
     """
     passed = [True] * len(found)
     for name, whole in overall(found, tolerance).items():
@@ -332,7 +333,7 @@ def verdicts(found: Named, tolerance: Tolerance) -> list[bool]:
 
 
 def altered(model: Path | OnnxFile) -> list[str]:
-    """Note that a file is not the one that its sidecar was written for; it is compared all the same."""
+    """Note that a sidecar was not written for this file, which is compared anyway."""
     try:
         check_file(model)
     except CheckFailed as error:
@@ -341,9 +342,9 @@ def altered(model: Path | OnnxFile) -> list[str]:
 
 
 def not_finite(inputs: Arrays) -> list[str]:
-    """Note each input that holds NaN or Inf, with which no outputs can be equal."""
+    """Note each input with NaN or Inf, for which no outputs can be equal."""
     return [
-        f"input {name!r} holds NaN or Inf: what comes out of it cannot be equal"
+        f"input {name!r} contains NaN or Inf, so outputs cannot be compared"
         for name, array in inputs.items()
         if not np.isfinite(array).all()
     ]

@@ -1,4 +1,4 @@
-"""Runners: objects that compute a model's outputs on whole sequences.
+"""Define runners, which compute a model's outputs on whole sequences.
 
 `compare` uses nothing else of two models. The runners of an ONNX file, an engine, and a step file that is fed call by
 call are here; the runner of a checkpoint's float64 reference is in the exporter.
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
-from ...core.documents.sidecar import Sidecar, read_sidecar
+from ...core.documents.engine_facts import EngineFacts
+from ...core.documents.sidecar import Sidecar
 from ...core.documents.window_view import WindowView
 from ...core.dtypes import SHORT_NAME
 from ...core.errors import UsageError
@@ -24,18 +24,20 @@ from ...core.tolerance import TOLERANCES, coarsest
 from ...onnx_graph import block_weights
 from ...onnx_graph.facts import inspect_onnx
 from ...onnx_graph.onnx_file import OnnxFile
+from ..backends import registry
+from ..backends.backend import AUTO
 from ..inputs.vocabulary import rows_of_table, vocabulary
-from ..session import AUTO_RUNTIME, Arrays, Session, find_model, load
+from ..session import Arrays, Session, find_model, load
 from .shared_inputs import cast_to
 
 if TYPE_CHECKING:
     from ..generation.step_session import StepSession
 
-# Element types of weights, and the precision they give a file without facts.
+# Element types of weights, and the resulting precision of a file without a sidecar.
 _WEIGHTS = {"int4": "int4", "uint4": "int4", "int8": "int8", "float8_e4m3fn": "fp8"} | {
     name: short for name, short in SHORT_NAME.items() if short != "fp32"
 }
-# Stands for the path of a session's file where only its outputs matter.
+# Replaces the path of a session's file if only its outputs matter.
 NO_FILE = Path("The file")
 # By axis of an output: a flag for each entry, True = compared.
 Sample = Mapping[int, NDArray[np.bool_]]
@@ -82,7 +84,7 @@ class Runner(ABC):
         """
 
     def refuses(self, inputs: Arrays) -> str | None:
-        """Return why the model takes no inputs of these sizes, None if it does."""
+        """Return why the model does not accept inputs of these sizes; None if it does."""
         return None
 
     def sample(self, inputs: Arrays) -> Sample:
@@ -90,7 +92,7 @@ class Runner(ABC):
         return {}
 
     def counted(self, inputs: Arrays, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-        """Return which rows of an output of this shape have a meaning; None for all."""
+        """Return which rows of an output of this shape are meaningful; None for all."""
         return None
 
     def unsampled(self) -> Runner:
@@ -98,11 +100,11 @@ class Runner(ABC):
         return self
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
-        """Return the smallest and the largest size of a dynamic axis of an input; None where unknown."""
+        """Return the smallest and the largest size of a dynamic axis of an input; None if unknown."""
         return 1, None
 
     def sequence_axis(self, output: str) -> int | None:
-        """Return the axis of an output that may count positions, None where unknown; the caller checks its size."""
+        """Return the axis of an output that may count positions, None if unknown; the caller checks its size."""
         return None
 
 
@@ -111,12 +113,12 @@ class FileRunner(Runner):
 
     Args:
         session: the file, opened.
-        file: the same file, for its name and for what the facts do not state.
-        facts: of the file; None where there are none.
+        file: the same file, for its name and for properties that are not in the sidecar.
+        facts: step entries of its sidecar; None if there are none.
 
     Attributes:
-        sidecar: the facts of the file, or of the ONNX file that it was built from.
-        engine: the facts of an engine; None of an ONNX file.
+        sidecar: the sidecar of the file, or of the ONNX file that it was built from.
+        engine: an engine's sidecar; None for an ONNX file.
         signature: inputs of one call of the file.
         mode: the run mode in words, for the name of a comparison; empty for the usual one.
         notes: what the user should know of how it runs.
@@ -158,19 +160,19 @@ class FileRunner(Runner):
 
     @property
     def precision(self) -> str:
-        """What chooses the tolerance: its element type, or that of weights or attention where they have 8 or 4 bits.
+        """The precision that sets the tolerance: its element type, or that of weights or attention with 8 or 4 bits.
 
         Raises:
-            UsageError: its facts name no such type.
+            UsageError: its sidecar names no known type.
         """
         if self.sidecar is not None:
-            usual = {"weights": self.sidecar.dtype, "attention": "fp32"}
+            usual = {"weight_dtype": self.sidecar.dtype, "attention_dtype": "fp32"}
             stated = {name: self.sidecar.options.get(name, dtype) for name, dtype in usual.items()}
             wrong = [name for name, dtype in stated.items() if dtype not in list(TOLERANCES)]  # of any JSON type
             if wrong:
                 raise UsageError(
-                    f"The facts of {self.path} name no known precision.",
-                    why=f"options.{wrong[0]} is none of {', '.join(TOLERANCES)}.",
+                    f"The sidecar of {self.path} names no known precision.",
+                    why=f"options.{wrong[0]} must be one of {', '.join(TOLERANCES)}.",
                     fix="Export the model again, or remove its sidecar.",
                 )
             return coarsest(stated.values())
@@ -184,7 +186,7 @@ class FileRunner(Runner):
 
     @property
     def windows(self) -> list[WindowView]:
-        """The windows of its attention nodes; of an engine or a step file, those in its facts."""
+        """The windows of its attention nodes; for an engine or a step file, those in its sidecar."""
         from ...onnx_graph.windows import windows_of_file, windows_of_sidecar
 
         found = [] if self.engine is not None else windows_of_file(inspect_onnx(self.file))
@@ -192,12 +194,12 @@ class FileRunner(Runner):
 
     @property
     def onnx_sha256(self) -> str:
-        """SHA-256 of the ONNX file that it is, or that it was built from."""
+        """SHA-256 of the ONNX file, or of the one it was built from."""
         return OnnxFile.read(self.file).sha256 if self.engine is None else self.engine.onnx_sha256
 
     @property
     def sessions(self) -> Sequence[Session]:
-        """The sessions that compute it, as far as they watch their values."""
+        """Its sessions that watch their values."""
         return []
 
     def modes(self) -> Sequence[FileRunner]:
@@ -206,7 +208,7 @@ class FileRunner(Runner):
 
 
 class SessionRunner(FileRunner):
-    """A file that takes whole sequences; with `rests` its session frees its memory after each run."""
+    """A file for whole sequences; with `rests` its session frees its memory after each run."""
 
     def __init__(
         self,
@@ -262,7 +264,7 @@ class StepRunner(FileRunner):
             None uses the file's own calls only.
 
     Raises:
-        UsageError: the facts name an input that the file does not have.
+        UsageError: the sidecar names an input that the file does not have.
     """
 
     def __init__(
@@ -275,23 +277,23 @@ class StepRunner(FileRunner):
     ) -> None:
         super().__init__(session, file, facts)
         self.session, self.facts, self._singles = session, session.facts, singles
-        self.mode = "" if singles is None else f", {max(session.chunks)} a call first"
+        self.mode = "" if singles is None else f", first {max(session.chunks)} per call"
         ranks = {spec.name: len(spec.shape) for spec in session.inputs}
         if self.facts.sequence_axis >= ranks.get(self.facts.token_input, 0):
             raise UsageError(
                 f"{self.path} is not the file that its sidecar describes.",
                 why=f"It has no input {self.facts.token_input!r} with an axis {self.facts.sequence_axis}.",
-                fix="Export it again, or copy both files together.",
+                fix="Export the model again, or copy both files together.",
             )
         self.inputs = [session.resized(spec, SEQUENCE) for spec in session.inputs]
         caches = [TensorSpec(cache.input, cache.dtype, tuple(cache.shape)) for cache in self.facts.caches]
         self.signature = [*session.inputs, TensorSpec(self.facts.position_input, "int64", (1,)), *caches]
         if session.missing_prefill is not None:
-            self.notes.append(f"{session.missing_prefill} does not lie beside {self.name} and is not compared with it")
+            self.notes.append(f"{session.missing_prefill} is missing in the folder of {self.name} and is not compared")
 
     @property
     def sessions(self) -> Sequence[Session]:
-        """The sessions of the step file and of its prefill file, where they pass their caches as arrays."""
+        """The sessions of the step file and of its prefill file, if they pass their caches as arrays."""
         from ..generation.array_step import ArrayStep
 
         return list(self.session.sessions.values()) if isinstance(self.session, ArrayStep) else []
@@ -304,12 +306,12 @@ class StepRunner(FileRunner):
 
     @property
     def window(self) -> int:
-        """The largest window of its layers; the length of its caches where no layer states one."""
+        """The largest window of its layers; the length of its caches if no layer states a window."""
         windows = () if self.sidecar is None else self.sidecar.windows
         return max((window.window_size for window in windows), default=self.slots)
 
     def modes(self) -> Sequence[FileRunner]:
-        """Return the file in its own calls and, with a prefill file beside it, in chunks followed by single tokens."""
+        """Return the file in its own calls and, with a prefill file, in chunks followed by single tokens."""
         if max(self.session.chunks) == self.facts.chunk:
             return [self]
         return [self, StepRunner(self.session, self.file, self.engine or self.sidecar, singles=0)]
@@ -326,14 +328,16 @@ class StepRunner(FileRunner):
     def refuses(self, inputs: Arrays) -> str | None:
         """Return why a length is not a whole number of calls; None if it is."""
         length, chunk = inputs[self.facts.token_input].shape[self.facts.sequence_axis], self.facts.chunk
-        return f"it takes {chunk} positions a call, and {length} are no multiple of that" if length % chunk else None
+        return (
+            f"it needs {chunk} positions per call, and {length} is not a multiple of that" if length % chunk else None
+        )
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
         """Return the positions of one call and the most that the model has."""
         return self.facts.chunk, self.facts.max_positions
 
     def sequence_axis(self, output: str) -> int | None:
-        """Return the axis that the facts state."""
+        """Return the axis that the sidecar states."""
         return self.facts.sequence_axis
 
 
@@ -343,60 +347,52 @@ def open_runner(
     plugin: str = "auto",
     *,
     prefill: bool = True,
-    runtime: str = AUTO_RUNTIME,
+    runtime: str = AUTO,
     rounds: bool = False,
 ) -> FileRunner:
-    """Open a file as a runner, even if it was altered: the comparison shows the effect.
+    """Open a file as a runner, even if it was changed: the comparison shows the effect.
 
     Args:
         path: an ONNX file or an engine.
         provider: as for `runtime.session.load`.
         plugin: as for `runtime.session.load`.
-        prefill: of a step file, run the prefill file beside it too.
+        prefill: also run the prefill file of a step file.
         runtime: as for `runtime.session.load`.
         rounds: round fp16 on the CPU as a GPU does, and watch how large values are, where onnxruntime runs the file.
 
     Raises:
         UsageError: no such file, a suffix no backend runs, a file that is broken or not what its facts say, a provider
             or a plugin that an engine does not run with.
-        CheckFailed: its facts were altered.
+        CheckFailed: its sidecar was changed.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     file = find_model(path)
-    engine = read_engine_facts(path) if path.suffix.lower() == ENGINE_SUFFIX else None
-    sidecar = read_sidecar(path) if engine is None else engine.model
+    backend, _ = registry.choose(path, runtime)
+    facts = backend.facts(path)
+    sidecar = facts.model if isinstance(facts, EngineFacts) else facts
     if sidecar is None or sidecar.step is None:
         session_of_file = load(file, provider, plugin=plugin, verify=False, runtime=runtime)
-        runner = SessionRunner(session_of_file, file, engine or sidecar)
-        if not (rounds and _may_round(runner)):
-            return runner
-        return SessionRunner(_rounding(file, plugin), file, engine or sidecar)
+        runner = SessionRunner(session_of_file, file, facts)
+        rounding = backend.open_rounding(file, session_of_file, plugin) if rounds and runner.dtype == "fp16" else None
+        return runner if rounding is None else SessionRunner(rounding, file, facts)
     from ..generation.step_session import open_session
 
     session = open_session(file, sidecar, provider, None, plugin, runtime, prefill=prefill)
     if not prefill:
         session.missing_prefill = None
-    step = StepRunner(session, file, engine or sidecar)
-    if not (rounds and _may_round(step)):
+    step = StepRunner(session, file, facts)
+    rounding = backend.open_rounding(file, session, plugin) if rounds and step.dtype == "fp16" else None
+    if rounding is None:
         return step
     from ..generation.array_step import ArrayStep
-    from ..generation.step_file import find_prefill
+    from ..generation.step_session import find_prefill
 
-    files, facts = {sidecar.step.chunk: file}, sidecar.step
+    sessions = {sidecar.step.chunk: rounding}
     companion = find_prefill(Path(file), sidecar) if prefill else None
     if companion is not None:
-        files[companion[1].chunk] = companion[0]
-    arrays = ArrayStep(facts, {chunk: _rounding(each, plugin) for chunk, each in files.items()})
+        opened = backend.open_rounding(companion[0], session, plugin)
+        assert opened is not None, "what rounds one file rounds the other"
+        sessions[companion[1].chunk] = opened
+    arrays = ArrayStep(sidecar.step, sessions)
     arrays.missing_prefill, arrays.plugin = session.missing_prefill, session.plugin
-    return StepRunner(arrays, file, engine or sidecar)
-
-
-def _may_round(runner: FileRunner) -> bool:
-    """Return whether a file is fp16 and onnxruntime runs it on the CPU, which does not round between its operators."""
-    return runner.dtype == "fp16" and (runner.backend, runner.provider) == ("onnxruntime", "cpu")
-
-
-def _rounding(file: Path | OnnxFile, plugin: str) -> Session:
-    from ..ort.session import open_file
-
-    return open_file(file, "cpu", plugin=plugin, halves="rounded")
+    return StepRunner(arrays, file, facts)

@@ -1,4 +1,4 @@
-"""Find the inputs that two models share: drawn once, in the coarser of their float types, and cast for each."""
+"""Find the common inputs of two models: drawn once, in the coarser of their float types, and cast for each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...core.errors import UsageError
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
 from ..session import Arrays
 
-# From coarse to fine. bfloat16 is not among them: numpy has none.
+# From coarse to fine, without bfloat16, which numpy lacks.
 _FLOATS = ("float16", "float32", "float64")
-# A size, or a dynamic axis as its model and its name.
+# A size, or a dynamic axis: its model and its name.
 _Axis = int | tuple[str, str]
 
 
@@ -34,8 +34,8 @@ def shared_specs(first: Sequence[TensorSpec], second: Sequence[TensorSpec], name
         UsageError: a name, a type or a size differs; the text lists every difference.
     """
     one, other = ({spec.name: spec for spec in specs} for specs in (first, second))
-    wrong = [f"Only {names[0]} takes {one[name].describe()}." for name in one if name not in other]
-    wrong += [f"Only {names[1]} takes {other[name].describe()}." for name in other if name not in one]
+    wrong = [f"Only {names[0]} has the input {one[name].describe()}." for name in one if name not in other]
+    wrong += [f"Only {names[1]} has the input {other[name].describe()}." for name in other if name not in one]
     sizes = _Sizes()
     found = []
     for name in (name for name in one if name in other):
@@ -48,15 +48,15 @@ def shared_specs(first: Sequence[TensorSpec], second: Sequence[TensorSpec], name
         found.append(replace(a, dtype=dtype or a.dtype))
     if wrong:
         raise UsageError(
-            f"{names[0]} and {names[1]} do not take the same inputs.",
+            f"{names[0]} and {names[1]} have different inputs.",
             why=" ".join(wrong),
-            fix="Give two files of one model at the same sizes; of a step file, its sidecar beside it too.",
+            fix="Give two files of one model at the same sizes; a step file needs its sidecar.",
         )
     return [replace(spec, shape=tuple(sizes.of(x) for x in _axes(names[0], spec))) for spec in found]
 
 
 def cast_to(arrays: Mapping[str, NDArray[Any]], specs: Iterable[TensorSpec]) -> Arrays:
-    """Cast arrays to the float types of these inputs; any other mismatch is left for the session to refuse."""
+    """Cast arrays to the float types of these inputs; the session refuses any other mismatch."""
     ready = dict(arrays)
     for spec in specs:
         array = ready.get(spec.name)
@@ -66,7 +66,7 @@ def cast_to(arrays: Mapping[str, NDArray[Any]], specs: Iterable[TensorSpec]) -> 
 
 
 def _coarser(a: str, b: str) -> str | None:
-    """Return the coarser of two types; None where they differ in more than their precision."""
+    """Return the coarser of two types; None if they differ in more than precision."""
     if a == b:
         return a
     return _FLOATS[min(_FLOATS.index(a), _FLOATS.index(b))] if {a, b} <= set(_FLOATS) else None
@@ -77,7 +77,7 @@ def _described(spec: TensorSpec) -> str:
 
 
 def _axes(owner: str, spec: TensorSpec) -> list[_Axis]:
-    """Return its sizes and its dynamic axes with their model; an axis without a name gets one from its place."""
+    """Return its sizes and its dynamic axes with their model; an unnamed axis is named after its position."""
     return [
         size if isinstance(size, int) else (owner, size if size != UNNAMED_DIMENSION else f"?{spec.name} {axis}")
         for axis, size in enumerate(spec.shape)
@@ -91,7 +91,7 @@ class _Sizes:
         self._same: dict[_Axis, _Axis] = {}
 
     def join(self, a: _Axis, b: _Axis) -> bool:
-        """Require two axes to have the same size; return False where they are different numbers."""
+        """Require two axes to have the same size; return False if they are different numbers."""
         a, b = self._root(a), self._root(b)
         if a != b and isinstance(a, int) and isinstance(b, int):
             return False
@@ -101,7 +101,7 @@ class _Sizes:
         return True
 
     def of(self, axis: _Axis) -> int | str:
-        """Return the size of an axis, or its name where it is dynamic."""
+        """Return the size of an axis, or its name if it is dynamic."""
         root = self._root(axis)
         if isinstance(root, int):
             return root

@@ -22,7 +22,7 @@ class SequenceAxis:
 
     Args:
         axis: of the array; negative ones count from the last.
-        positions: which positions of the sequence lie along it, rising; None: all, from 0 on.
+        positions: the positions along the axis, rising; None: all, from 0 on.
     """
 
     axis: int

@@ -1,1 +1,1 @@
-"""Inputs of checks that look like inputs of use: text through the model's own tokenizer, or tokens drawn by rank."""
+"""Make realistic inputs for checks: text through the model's own tokenizer, or tokens drawn by rank."""

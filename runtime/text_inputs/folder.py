@@ -1,6 +1,6 @@
-"""Read what a model's folder says about its tokens: special ones, padding, and how a chat begins.
+"""Read the special tokens, the padding and the chat template of a model's folder.
 
-All files come from outside and are read as data. What is damaged is told in a note, and left out: checks go on without.
+All files come from outside and are read as data. Damaged files are skipped with a note.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def of_folder(folder: Path, config: Mapping[str, Any] | None = None) -> SpecialT
 
 
 def _ids(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the special tokens of a configuration by name, those of its text part too."""
+    """Yield the special tokens of a configuration by name, including its text part."""
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         for name in (*_OPENING, _MASK):
@@ -110,7 +110,7 @@ def _additional(names: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _template(folder: Path, names: Mapping[str, Any]) -> str:
-    """Return the text of the chat template, "" where there is none; it is searched, and not run."""
+    """Return the text of the chat template, "" if there is none; it is searched but not run."""
     path = folder / _TEMPLATE
     try:
         if path.is_file() and path.stat().st_size <= _MOST_BYTES:

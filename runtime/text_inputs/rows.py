@@ -1,4 +1,4 @@
-"""Choose the rows that a file is judged on, and put them into the arrays that it takes.
+"""Choose the rows on which a file is judged, and put them into its input arrays.
 
 A file is run on one row at a time, so that only figures are kept of each: logits of a large vocabulary are large.
 """
@@ -21,7 +21,7 @@ Arrays = dict[str, NDArray[Any]]
 _MIXED, _PASSAGES = 8, 4
 # Tokens of such a row, at most and at least, and of a row behind another opening.
 _LONGEST, _SHORTEST, _OPENED = 256, 32, 48
-# Of a row that is padded, this share is text.
+# The share of text in a padded row.
 _KEPT = 5 / 8
 # Names of masks that say which tokens of a row are kept.
 _MASKS = frozenset({*INTEGER_MASKS, "mask"})
@@ -52,7 +52,7 @@ class Row:
 
 
 def rows_of_use(tokens: Tokens, longest: int, spans: int, most: int, *, pads: bool, multiple: int = 1) -> list[Row]:
-    """Return the rows to judge a file on: one beyond two windows, mixed passages, padding, and other openings.
+    """Return the rows on which a file is judged: longer than two windows, mixed passages, padded, other openings.
 
     Args:
         tokens: where the tokens come from.
@@ -68,7 +68,7 @@ def rows_of_use(tokens: Tokens, longest: int, spans: int, most: int, *, pads: bo
     short = _whole(min(longest, max(_SHORTEST, min(_LONGEST, share))), multiple, longest)
     rows = [Row("the longest row", tokens.row(0, long))]
     for place in range(_MIXED):
-        # Passages of the same shape of row differ from row to row, so that every one of them is met.
+        # Rows of the same shape use different passages, so that every passage is used.
         kept = max(1, int(short * _KEPT)) if pads and place in (1, 2) else short
         ids = tokens.row(place, kept, pieces=_PASSAGES)
         gap = short - kept
@@ -99,14 +99,14 @@ def fill(
     start: int,
     opening: Opening | None = None,
 ) -> Arrays:
-    """Replace the tokens of drawn inputs by rows of text; a mask of the same shape says where a row has tokens.
+    """Replace the tokens of random inputs by rows of text; a mask of the same shape marks tokens.
 
     Args:
         arrays: inputs that fit the specs.
         specs: of the inputs.
         tokens: where the tokens come from.
         start: which passage the first row begins with.
-        opening: what every row begins with, in place of what it usually does.
+        opening: the beginning of every row, instead of the usual one.
     """
     filled = dict(arrays)
     for name in token_names(specs):
@@ -125,12 +125,12 @@ def fill(
 def arrays_of_rows(
     rows: Sequence[Row], specs: Sequence[TensorSpec], drawn: Mapping[str, NDArray[Any]], pad: int
 ) -> Arrays:
-    """Put rows of one length into the inputs of a call; where the batch is larger, they come again.
+    """Put rows of one length into the inputs of a call; repeat them if the batch is larger.
 
     Args:
         rows: the tokens and the padding around them.
         specs: of the inputs.
-        drawn: inputs of the rows' length; those of tokens, masks and positions are replaced.
+        drawn: inputs of the rows' length; tokens, masks and positions are replaced.
         pad: the token that padding has.
     """
     found, length = dict(drawn), rows[0].length
@@ -151,7 +151,7 @@ def arrays_of_rows(
 
 
 def count_tokens(arrays: Mapping[str, NDArray[Any]], specs: Sequence[TensorSpec]) -> tuple[int, int]:
-    """Return how many rows and tokens the inputs of a call have, padding left out."""
+    """Return how many rows and tokens the inputs of a call have, without padding."""
     name = next(iter(token_names(specs)), None)
     array = np.asarray(arrays[name]) if name is not None else np.zeros(0)
     if not array.size:

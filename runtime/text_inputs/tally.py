@@ -1,4 +1,4 @@
-"""Count what two models were compared on, and say it in words."""
+"""Count the inputs of a comparison, and describe them in words."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Tally:
         Args:
             arrays: the inputs.
             specs: of the inputs.
-            random: whether their tokens are random, and unlike those of use.
+            random: whether their tokens are random, and so unrealistic.
         """
         found = self._counts.setdefault(random, [0, 0])
         for place, number in enumerate(count_tokens(arrays, specs)):
             found[place] += number
 
     def describe(self) -> str:
-        """Describe all that was counted in words, and what the user should know of the tokenizer."""
+        """Describe the counted inputs in words, with remarks on the tokenizer."""
         if self._tokens is None:
             return "random inputs"
         told = [self._tokens.describe(*self._counts[False])] if False in self._counts else []

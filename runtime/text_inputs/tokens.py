@@ -1,4 +1,4 @@
-"""Where the tokens of a comparison come from: text through a tokenizer, text as bytes, or tokens drawn by rank.
+"""Choose the tokens of a comparison: text through a tokenizer, text as bytes, or tokens drawn by rank.
 
 Models are trained on text that begins with certain tokens, and their first token often has activations thousands of
 times larger than any other (X. Sun et al., Massive Activations in Large Language Models, 2024). Tokens drawn evenly
@@ -30,13 +30,13 @@ Ids = NDArray[np.int64]
 _BYTES = 256
 _RANK_OFFSET = 10
 _BETWEEN = "\n\n"
-# At most so many tokens that a sequence may begin with are tried, and so many messages of a chat.
+# The most tokens tried as openings, and the most messages of a chat.
 _MOST_OPENINGS = 8
-# Special tokens that fill a batch, and those that stand inside of a text.
+# Special tokens that pad a batch, and those inside a text.
 _PADDING, _INSIDE = "pad_token", ("mask_token", "sep_token")
-# A tokenizer more of whose tokens the model has no rows for belongs to another model.
+# If a larger share of a tokenizer's tokens is outside the vocabulary, it belongs to another model.
 _MOST_BEYOND = 0.1
-# A tokenizer that knows no more than this of the text: the rest becomes its token for what is unknown.
+# A larger share of one token means that the tokenizer does not know most of the text.
 _MOST_ALIKE = 0.5
 
 
@@ -61,11 +61,11 @@ class Tokens(ABC):
 
     Attributes:
         is_text: whether the rows are text.
-        opening: what a row begins with, as text or number; "" where it is no special token.
+        opening: the special token that begins a row, as text or number; "" if there is none.
         openings: other ways in which a sequence may begin.
         pad: the token that fills a batch.
         left: batches are filled on the left.
-        why_no_text: why the rows are no text; "" where they are.
+        why_no_text: why the rows are not text; "" if they are.
         notes: what the user should know of the tokenizer.
     """
 
@@ -92,17 +92,17 @@ class Tokens(ABC):
         Args:
             start: which passage the row begins with, or a seed.
             length: how many tokens.
-            opening: what the row begins with in place of what it usually does.
+            opening: the beginning of the row, instead of the usual one.
             pieces: how many different passages the row has at least, spread over all.
         """
 
     @property
     def kind(self) -> str:
-        """What the rows are, in words."""
+        """A description of the rows in words."""
         return "text" if self.is_text else "tokens drawn by rank"
 
     def describe(self, rows: int, tokens: int) -> str:
-        """Describe inputs in words: how many rows, tokens, and what they begin with."""
+        """Describe inputs in words: number of rows and tokens, and their beginning."""
         first = f", {self.opening} first" if self.opening else ""
         why = f" ({self.why_no_text})" if self.why_no_text else ""
         return f"{rows} row{'s' * (rows != 1)} of {self.kind}, {tokens:,} tokens{first}{why}"
@@ -136,7 +136,9 @@ class TextTokens(Tokens):
         self.openings = self._openings(chat)
         beyond, count = self.beyond
         if beyond:
-            self.notes.append(f"{beyond:,} of {count:,} tokens of the text have no row in the model, and are left out")
+            self.notes.append(
+                f"{beyond:,} of {count:,} tokens of the text are outside the model's vocabulary and are skipped"
+            )
 
     @property
     def kinds(self) -> int:
@@ -145,7 +147,7 @@ class TextTokens(Tokens):
 
     @cached_property
     def _pieces(self) -> list[Ids]:
-        """The tokens of each passage; those that the model has no row for are left out."""
+        """The tokens of each passage, without tokens outside the model's vocabulary."""
         return [ids[ids < self.limit] for ids in self._all_pieces]
 
     @cached_property
@@ -155,7 +157,7 @@ class TextTokens(Tokens):
 
     @property
     def beyond(self) -> tuple[int, int]:
-        """How many tokens of the text the model has no row for, and how many the text has."""
+        """How many tokens of the text are outside the model's vocabulary, and how many the text has."""
         whole = np.concatenate(self._all_pieces)
         return int((whole >= self.limit).sum()), whole.size
 
@@ -166,7 +168,7 @@ class TextTokens(Tokens):
         return float(np.bincount(whole).max() / whole.size) if whole.size else 1.0
 
     def row(self, start: int, length: int, opening: Opening | None = None, pieces: int = 1) -> Ids:
-        """Return a row of text with what the tokenizer adds; where it is cut, what the tokenizer adds last stays."""
+        """Return a row of text with the tokenizer's additions; a cut row keeps those at the end."""
         before = list(self._before if opening is None else opening.ids)
         after = list(self._after) if length > len(before) + len(self._after) else []
         room = max(0, length - len(before) - len(after))
@@ -216,7 +218,7 @@ class TextTokens(Tokens):
 
 
 class ByteTokens(Tokens):
-    """Text as the bytes of UTF-8, for a model of 256 tokens."""
+    """Text as UTF-8 bytes, for a model with 256 tokens."""
 
     def __init__(self, part: Part = "judgement") -> None:
         super().__init__(_BYTES)
@@ -237,7 +239,7 @@ class ByteTokens(Tokens):
 
 
 class DrawnTokens(Tokens):
-    """Tokens drawn by rank, behind one that a sequence may begin with.
+    """Tokens drawn by rank, after an opening token.
 
     Args:
         limit: as of `Tokens`.
@@ -253,7 +255,7 @@ class DrawnTokens(Tokens):
         fronts = {
             token: name
             for name in ("sep_token", "mask_token", "eos_token", "decoder_start_token", "cls_token", "bos_token")
-            for token in reversed(special.ids.get(name, ()))  # the first that is stated comes last, and is the front
+            for token in reversed(special.ids.get(name, ()))  # the first one stated comes last, and begins the row
             if token < limit
         }
         token, name = list(fronts.items())[-1] if fronts else (-1, "")
@@ -269,7 +271,7 @@ class DrawnTokens(Tokens):
 
     @property
     def kinds(self) -> int:
-        """Return a number of draws that differ; there are any number of them."""
+        """Return the number of different draws, which is unlimited."""
         return 1 << 16
 
     def row(self, start: int, length: int, opening: Opening | None = None, pieces: int = 1) -> Ids:
@@ -281,14 +283,14 @@ class DrawnTokens(Tokens):
 
 
 def _opening(text: str | None, token: int, name: str, before: Sequence[int]) -> Opening:
-    """Return the way to begin with a special token; one that stands inside of a text comes behind what begins it."""
+    """Return an opening with a special token; a token for the inside of a text follows the usual opening."""
     inside = name in _INSIDE
     ids = (*before, token) if inside else (token,)
     return Opening(f"{text or token} {'second' if inside and before else 'first'}", ids)
 
 
 def _joined(pieces: Sequence[Ids], start: int, length: int, spread: int) -> Ids:
-    """Join passages to a length: from the first on, or so many of them, spread evenly and cut to equal shares."""
+    """Join passages to a length: from the first on, or a number of them, spread evenly and cut to equal shares."""
     if not any(piece.size for piece in pieces):
         return np.zeros(0, np.int64)
     count, found, size, place = len(pieces), [], 0, start
@@ -297,7 +299,7 @@ def _joined(pieces: Sequence[Ids], start: int, length: int, spread: int) -> Ids:
         piece = pieces[place % count][: min(share, length - size)]
         found.append(piece)
         size, place = size + piece.size, place + step
-        if (place - start) % count < step and step > 1:  # all shares are taken once: go on with the passages between
+        if (place - start) % count < step and step > 1:  # all shares are used: continue with the passages between them
             place += 1
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
@@ -305,20 +307,20 @@ def _joined(pieces: Sequence[Ids], start: int, length: int, spread: int) -> Ids:
 def open_tokens(
     folders: Sequence[Path], limit: int | None, config: Mapping[str, Any] | None = None, part: Part = "judgement"
 ) -> Tokens | None:
-    """Return the best source of tokens for a model: text wherever it is to be had.
+    """Return the best source of tokens for a model: text if possible.
 
     Args:
-        folders: where a tokenizer may lie, the best place first.
+        folders: folders that may contain a tokenizer, best first.
         limit: one more than the largest token of the model; None where no input is of tokens.
         config: its `config.json`, where it is known.
         part: which text.
 
     Returns:
-        None where the model takes no tokens.
+        None if the model has no token input.
     """
     if limit is None or limit < 1:
         return None
-    why, special = "no tokenizer.json lies beside the model", of_config(config or {})
+    why, special = "there is no tokenizer.json in the model's folder", of_config(config or {})
     for folder in folders:
         if not (folder / TOKENIZER).is_file():
             continue
@@ -336,7 +338,7 @@ def open_tokens(
             continue
         beyond, count = found.beyond
         if beyond > _MOST_BEYOND * count:
-            why = f"{TOKENIZER} belongs to another model: {beyond:,} of {count:,} tokens have no row in this one"
+            why = f"{TOKENIZER} belongs to another model: {beyond:,} of {count:,} tokens are outside its vocabulary"
         elif found.commonest > _MOST_ALIKE:
             why = f"{TOKENIZER} knows too few words: {found.commonest:.0%} of the text become one token"
         else:
@@ -348,7 +350,7 @@ def open_tokens(
 
 
 def _chat(folder: Path, tokenizer: FolderTokenizer, special: SpecialTokens) -> str:
-    """Return a conversation as the folder's template writes it, "" where there is none or it cannot be written."""
+    """Return a conversation formatted by the folder's template, "" without a usable template."""
     from ..generation.chat import render_chat
     from ..generation.defaults import read_defaults
 
@@ -358,4 +360,4 @@ def _chat(folder: Path, tokenizer: FolderTokenizer, special: SpecialTokens) -> s
     try:
         return render_chat(read_defaults(folder, tokenizer), [message])
     except LocalAttnError:
-        return ""  # its special tokens are among the openings all the same
+        return ""  # its special tokens are still among the openings

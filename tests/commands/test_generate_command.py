@@ -135,7 +135,7 @@ def test_wrong_input_is_said_and_ends_with_2(words, localattn, arguments, says):
 def test_a_prefill_file_left_behind_is_told(words, localattn):
     (words.parent / "model_step.prefill.onnx").unlink()
     done = localattn("generate", words, "--prompt-ids", "1", "--max-tokens", 1)
-    assert done.code == 0 and "model_step.prefill.onnx is not beside model_step.onnx" in done.err
+    assert done.code == 0 and "model_step.prefill.onnx is missing in the folder of model_step.onnx" in done.err
 
 
 def hears_ctrl_c():
@@ -202,7 +202,7 @@ def test_a_terminal_gets_text_and_no_control_characters(model, terminal):
 def test_on_a_terminal_a_prompt_is_needed(model, terminal):
     opened = terminal(model)
     assert opened.process.wait(60) == 2
-    assert b"There is no prompt" in opened.process.stderr.read()
+    assert b"The prompt is missing" in opened.process.stderr.read()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")

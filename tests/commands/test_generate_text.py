@@ -228,9 +228,9 @@ def test_an_exported_decoder_writes_what_transformers_writes(weights: str | None
     import torch
 
     from localattn.exporter.export import ExportRequest
-    from localattn.exporter.step_export import StepRequest, export_steps
 
     from ..support.models.hugging_face import CASES, build
+    from ..support.steps import export_steps
 
     model = build(next(case for case in CASES if case.name == "mistral"), vocab_size=VOCABULARY)
     with torch.no_grad():
@@ -240,7 +240,7 @@ def test_an_exported_decoder_writes_what_transformers_writes(weights: str | None
     model.save_pretrained(folder)
     tokenizer_folder.write(folder, {"do_sample": False, "eos_token_id": EOS})
     output.parent.mkdir()
-    export_steps(StepRequest(ExportRequest(folder, output, weights=weights)))
+    export_steps(ExportRequest(folder, output, weight_dtype=weights))
     for options in ([], ["--chat"]):
         done = localattn("generate", output, "--prompt", "Hé", "--max-tokens", 60, "--format", "json", *options)
         assert done.code == 0, done.err
@@ -279,15 +279,15 @@ def test_greedy_texts_are_those_of_generate(tmp_path: Path, localattn) -> None:
     import transformers
 
     from localattn.exporter.export import ExportRequest
-    from localattn.exporter.step_export import StepRequest, export_steps
 
     from ..support.models.hugging_face import CASES, build
+    from ..support.steps import export_steps
 
     model = build(next(case for case in CASES if case.name == "mistral"), vocab_size=VOCABULARY)
     folder, output = tmp_path / "hub", tmp_path / "out" / "model_step.onnx"
     model.save_pretrained(folder)
     output.parent.mkdir()
-    export_steps(StepRequest(ExportRequest(folder, output)))
+    export_steps(ExportRequest(folder, output))
     ids = torch.tensor([[5, 9, 100, 40, 9]])
     plain = model.generate(ids, max_new_tokens=1, do_sample=False, pad_token_id=0, eos_token_id=None)
     compared = changed = 0

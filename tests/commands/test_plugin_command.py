@@ -20,14 +20,14 @@ from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import VARIANTS, NodeAttributes, NodeVariant
 from localattn.core.nodes.gpu import SERVED, SERVED_OP_TYPES
 from localattn.core.storage.library_store import LibraryKind
-from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
 from localattn.plugins.kernel.spec import full_set
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library.build import up_to_date
 from localattn.plugins.library.facts import find_library, host_arch
 from localattn.plugins.library.selection import default_targets, needed_by
+from localattn.plugins.library.tensorrt_provider import rewrite_for_provider
 from localattn.runtime import load
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 from ..conftest import Finished
 from ..support.models import node_model
@@ -80,7 +80,7 @@ def test_from_model_to_library_and_back(localattn: Call, model: Path, own_cache:
     assert str(path) in listed.out and "WindowedAttentionMask" in listed.out and "sm_86" in listed.out
     assert json.loads(localattn("plugin", "list", "--format", "json").out) == [facts]
 
-    # Nothing is replaced unasked where the user says the path.
+    # A file at a path that the user chose is kept without --force.
     output = tmp_path / "mine.so"
     shutil.copy(path, output)
     refused = localattn("plugin", "build", model, "--target", "sm_86", "-o", output)
@@ -158,13 +158,13 @@ def test_check_without_tensorrt(localattn: Call, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--target", "sm_75"], "Triton has no tensor core path"),
+        (["--target", "sm_75"], "Triton cannot use its tensor cores"),
         (["--target", "sm_99"], "There is no GPU target 'sm_99'"),
-        (["--arch", "riscv64"], "There is no processor 'riscv64'"),
+        (["--arch", "riscv64"], "Unknown processor 'riscv64'"),
         (["--dtype", "int8"], "no attention kernel for element type 'int8'"),
-        (["--head-dim", "512"], "no attention kernel for heads 512 wide"),
-        (["--head-dim", "wide"], "no list of numbers"),
-        (["--fp32-products", "tf32"], "A library with --fp32-products tf32 needs --output"),
+        (["--head-dim", "512"], "no attention kernel for head size 512"),
+        (["--head-dim", "wide"], "not a list of numbers"),
+        (["--fp32-products", "tf32"], "--fp32-products tf32 needs --output"),
     ],
 )
 def test_wrong_options(options: list[str], message: str, localattn: Call) -> None:
@@ -226,7 +226,7 @@ def test_xpos_needs_a_kernel_of_its_own(localattn: Call, tmp_path: Path, monkeyp
     small = tmp_path / "small.onnx"
     onnx.save(node_model.one_node(XPOS, replace(attributes, xpos_scale_base=0.5), 64), str(small))
     finished = localattn("plugin", "build", small)
-    assert finished.code == 2 and "the base of its xpos is 0.5" in finished.err
+    assert finished.code == 2 and "its xpos base is 0.5" in finished.err
 
 
 def test_rewrite_keeps_what_no_kernel_computes(
@@ -238,7 +238,7 @@ def test_rewrite_keeps_what_no_kernel_computes(
     proto = node_model.one_node(XPOS, attributes, 64)
     onnx.save(proto, str(small))
     refused = localattn("plugin", "rewrite", small, "-o", output)
-    assert refused.code == 2 and "the base of its xpos is 0.5" in refused.err
+    assert refused.code == 2 and "its xpos base is 0.5" in refused.err
 
     [first] = proto.graph.node
     second = proto.graph.node.add()
@@ -250,7 +250,7 @@ def test_rewrite_keeps_what_no_kernel_computes(
     proto.graph.output[1].name = "second"
     onnx.save(proto, str(both))
     shown = localattn("plugin", "rewrite", both, "-o", output)
-    assert shown.code == 0 and "kept    too_small: no kernel computes it: the base of its xpos is 0.5" in shown.out
+    assert shown.code == 0 and "kept    too_small: no kernel computes it: its xpos base is 0.5" in shown.out
     after = onnx.load(str(output))
     assert [node.name for node in after.graph.node if node.domain] == ["served"] and not after.functions
 
@@ -258,7 +258,7 @@ def test_rewrite_keeps_what_no_kernel_computes(
     onnx.save(node_model.one_node(VARIANTS[0], WINDOW, 64), str(small))
     for command in (("rewrite", small, "-o", tmp_path / "wide.onnx"), ("build", small)):
         assert localattn("plugin", *command).code == 2
-    assert "its heads are 300 wide; kernels take 16 to 256" in localattn("plugin", "build", small).err
+    assert "its head size is 300; kernels support 16 to 256" in localattn("plugin", "build", small).err
 
 
 def test_full_set() -> None:

@@ -16,7 +16,7 @@ from localattn.core.documents.sidecar import CheckRecord
 from localattn.core.storage.files import sha256
 from localattn.exporter.bisect.bisect import run_bisect
 from localattn.exporter.bisect.request import BisectRequest
-from localattn.exporter.convert import to_standard_ops
+from localattn.exporter.jobs.convert import to_standard_ops
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.verify import verify_bundle
 
@@ -71,7 +71,7 @@ def test_parity_and_bisect(exported: Path, broken: Path, tiny: Path, localattn: 
 
 def test_convert_and_bundle(exported: Path, tmp_path: Path, localattn: Command) -> None:
     agrees(localattn("convert", exported, "-o", tmp_path / "p.onnx", "--standard-ops", "--format", "json"), True)
-    assert all(to_standard_ops(exported, tmp_path / "q.onnx", quick=True))
+    assert all(to_standard_ops(exported, tmp_path / "q.onnx", checks="quick"))
     create_bundle(BundleRequest(exported, tmp_path / "b", samples=1))
     assert verify_bundle(tmp_path / "b")
     agrees(localattn("bundle", "verify", tmp_path / "b", "--format", "json"), True)
@@ -111,7 +111,7 @@ def test_what_checks_nothing_has_no_verdict(
     forged["checks"][0]["status"] = "failed"
     sidecar.write_text(json.dumps(forged))
     shown = localattn("inspect", exported)  # a sidecar has a digest of its own
-    assert shown.code == 1 and "was altered" in shown.err and not shown.out
+    assert shown.code == 1 and "was changed" in shown.err and not shown.out
 
 
 class Made(Report):

@@ -119,7 +119,7 @@ def test_each_names_its_own(tiny: Path, localattn: Command) -> None:
     with pytest.raises(package.UsageError, match="`overwrite=True`"):
         package.export(tiny, report.path)
     ended = localattn("export", tiny)
-    assert ended.code == 2 and "--force" in ended.err and "overwrite" not in ended.err
+    assert ended.code == 2 and "--force" in ended.err and "`overwrite" not in ended.err
     with pytest.raises(package.UsageError, match="`seq_len=65`"):
         package.export(tiny, seq_len=65, overwrite=True)
     ended = localattn("export", tiny, "--seq-len", 65, "--force")

@@ -43,7 +43,7 @@ def test_an_export_logs_its_stages(checkpoint: Path, tmp_path: Path, localattn: 
 
     details = localattn("parity", model, "--against", checkpoint, "--seeds", 1, "-vv")
     assert f"core.storage.reading: reading {checkpoint}" in details.err
-    assert "runtime.ort.session: trying cpu" in details.err
+    assert "runtime.backends.onnxruntime.session: trying cpu" in details.err
     assert re.search(r"runtime\.parity\.compare: seed 0, logits: max error \S+, equal", details.err)
     assert re.search(r"exporter\.parity: Comparing: seed 0: took \d+\.\d\d s", details.err)
 

@@ -246,7 +246,7 @@ def test_a_planted_link_in_place_of_the_temporary_folder_is_refused(tmp_path: Pa
     with writing(Output(place / "x.onnx", ONNX)) as work:
         name = work.name
     (place / name).symlink_to("../private")
-    with pytest.raises(UsageError, match="is not a folder of yours") as raised:
+    with pytest.raises(UsageError, match="is not your folder") as raised:
         write(place / "x.onnx")
     assert name in raised.value.why
     assert tree(tmp_path) == {"private/id": b"KEY", f"place/{name}": "../private"}
@@ -272,7 +272,7 @@ def test_a_folder_of_the_users_that_was_given_the_name_stays(tmp_path: Path) -> 
     with writing(Output(tmp_path / "y.onnx", ONNX)) as work:
         name = work.name
     own = own.rename(tmp_path / name)
-    with pytest.raises(UsageError, match="is not a folder of yours"):
+    with pytest.raises(UsageError, match="is not your folder"):
         write(tmp_path / "y.onnx")
     assert tree(own) == before
 
@@ -295,7 +295,7 @@ def test_the_next_write_of_that_file_finishes_it(moved: int, tmp_path: Path) -> 
     if moved == 2:  # the newer model beside the older facts
         with pytest.raises(CheckFailed, match="was interrupted") as raised:
             check_unchanged(main)
-        assert "x.onnx.json is still the older one" in raised.value.why and "`overwrite=True`" in raised.value.fix
+        assert "x.onnx.json is still the old one" in raised.value.why and "`overwrite=True`" in raised.value.fix
     else:
         check_unchanged(main)
     assert tree(tmp_path) == before

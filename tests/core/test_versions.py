@@ -64,7 +64,7 @@ def test_exported_files_have_it(opset: int, tmp_path: Path) -> None:
     from ..conftest import TINY, save_upstream
 
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", TINY)
-    report = export(ExportRequest(checkpoint, tmp_path / "m.onnx", opset=opset, quick=True))
+    report = export(ExportRequest(checkpoint, tmp_path / "m.onnx", opset=opset, checks="quick"))
     model = onnx.load(report.path)
     assert (model.ir_version, model.opset_import[0].version) == (ir_of_opset(opset), opset)
     onnx.checker.check_model(model, full_check=True)

@@ -18,9 +18,9 @@ from localattn.exporter.bisect.marked import fix
 from localattn.exporter.bisect.request import BisectReport, BisectRequest
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
-from localattn.runtime.engine.builder.build import build_engine
-from localattn.runtime.engine.builder.request import BuildRequest
-from localattn.runtime.engine.device import find_device_or_none
+from localattn.runtime.backends.tensorrt.builder.build import build_engine
+from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
+from localattn.runtime.backends.tensorrt.device import find_device_or_none
 
 from ..conftest import TINY, Finished, save_upstream
 from ..support.models.engine_models import needs_rtx
@@ -190,7 +190,7 @@ def test_an_inverted_mask(causal: tuple[Path, Path], tmp_path: Path) -> None:
     fault = planted(causal, tmp_path, plant).fault
     assert fault is not None
     assert (fault.module, fault.cause.name) == ("layers.0.0.branch.attn_fn", "mask")
-    assert "opposite" in fault.cause.evidence
+    assert "inverted" in fault.cause.evidence
 
 
 def test_a_mask_without_effect(causal: tuple[Path, Path], tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_file_that_names_no_modules(
     bare = tmp_path / "bare.onnx"
     onnx.save(document, bare)
     refused = localattn("bisect", bare, "--against", checkpoint)
-    assert refused.code == 2 and "does not say which module" in refused.err
+    assert refused.code == 2 and "does not record which module" in refused.err
 
 
 def test_another_checkpoint(causal: tuple[Path, Path], tmp_path: Path, localattn: Callable[..., Finished]) -> None:
@@ -376,4 +376,4 @@ def test_an_engine_is_built_again_with_its_values_as_outputs(
     assert other.code == 1 and "is not the file model.engine was built from" in other.err
     model.unlink()
     gone = localattn("bisect", engine, "--against", causal[1])
-    assert gone.code == 2 and "Copy it beside the engine" in gone.err
+    assert gone.code == 2 and "Copy that file into the engine's folder" in gone.err

@@ -26,7 +26,7 @@ from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.lowering import attention_function, functions, trace
 from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime import load
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 from localattn.runtime.text_inputs.tokens import open_tokens
 
 from ..conftest import TINY, save_upstream

@@ -14,10 +14,10 @@ import pytest
 from localattn.core.documents.sidecar import sidecar_path
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
 
 from ..conftest import Finished, save_upstream
 from ..support.models.parity_folder import open_and_steps
+from ..support.steps import export_steps
 
 Command = Callable[..., Finished]
 ATTENTION = {"window_size": 4, "causal": True, "dim": 8}
@@ -155,7 +155,7 @@ def test_a_step_files_inputs_can_be_saved_and_given(step_file: Path, tiny: Path,
 def test_a_batch_of_steps(tmp_path: Path, localattn: Command) -> None:
     checkpoint = save_upstream(tmp_path, "local_attention.LocalMHA", MHA)
     request = ExportRequest(checkpoint, tmp_path / "s.onnx", shapes=ShapeRequest(batch=3))
-    export_steps(StepRequest(request, chunk=1))
+    export_steps(request, chunk=1)
     finished = localattn("parity", tmp_path / "s.onnx", "--against", checkpoint, "--seeds", 1)
     assert finished.code == 0, finished.err
 

@@ -23,7 +23,7 @@ from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime import load
-from localattn.runtime.ort.session import EMULATED
+from localattn.runtime.backends.onnxruntime.session import EMULATED
 
 from ..conftest import TINY, Finished, save_upstream
 

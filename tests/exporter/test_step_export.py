@@ -18,14 +18,16 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.documents.step_facts import StepFacts
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepVariant, ring_slots
+from localattn.exporter.artifact.publish import companion_path
 from localattn.exporter.export import ExportReport, ExportRequest
+from localattn.exporter.jobs.steps import open_steps
 from localattn.exporter.lowering import step_function
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, companion_path, export_steps, open_steps
 from localattn.runtime import load
 
 from ..conftest import TINY, Finished, save_upstream
 from ..support.models.opsets import when_run
+from ..support.steps import export_steps
 
 MHA = {"dim": 16, "window_size": 4, "dim_head": 8, "heads": 2, "causal": True}
 ATTENTION = {"window_size": 4, "dim": 8, "causal": True}
@@ -39,7 +41,7 @@ def slow(*values: Any) -> Any:
 
 def steps(checkpoint: Path, chunk: int | None = None, mode: str = "step", **options: Any) -> list[ExportReport]:
     request = ExportRequest(checkpoint, checkpoint.with_name("m_step.onnx"), **options)
-    return export_steps(StepRequest(request, mode, chunk))  # type: ignore[arg-type]
+    return export_steps(request, mode, chunk)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +200,7 @@ def test_far_positions_are_as_exact_as_near_ones(tmp_path: Path, first: int) -> 
     """Without learned positions only distances count: once the ring holds real keys alone, nothing else shows."""
     checkpoint = save_upstream(tmp_path, "local_attention.LocalMHA", MHA | {"use_xpos": True})
     step, prefill = steps(checkpoint, 8)
-    _, files = open_steps(StepRequest(ExportRequest(checkpoint, tmp_path / "other.onnx"), "step", 8))
+    _, files = open_steps(ExportRequest(checkpoint, tmp_path / "other.onnx", mode="step", chunk=8))
     single = next(iter(files.values()))
     x = np.random.default_rng(0).standard_normal((1, 48, 16)).astype(np.float32)
     expected = single.source.at(ShapeRequest(48)).reference({"x": x})["out"]

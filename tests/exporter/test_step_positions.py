@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from localattn.core.errors import UsageError
 from localattn.core.limits import LARGEST_SIZE
-from localattn.exporter.export import ExportReport, ExportRequest
+from localattn.exporter.export import ExportReport, ExportRequest, export
+from localattn.exporter.jobs.steps import open_steps
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps, open_steps
 from localattn.runtime import load
 from localattn.runtime.generation.step_session import open_step
 
@@ -53,9 +53,11 @@ def exported(
     """Step and chunk file, and the model they were exported from."""
     options = ENDLESS if request.param == "endless" else {"max_seq_len": LEARNED}
     checkpoint = save_upstream(tmp_path_factory.mktemp("far"), "local_attention.LocalTransformer", TINY | options)
-    asked = StepRequest(ExportRequest(checkpoint, checkpoint.with_name("m_step.onnx")), "step", CHUNK)
+    asked = ExportRequest(checkpoint, checkpoint.with_name("m_step.onnx"), mode="step", chunk=CHUNK)
     _, files = open_steps(asked)
-    return export_steps(asked), next(iter(files.values())).source
+    report = export(asked)
+    assert report.companion is not None
+    return [report, report.companion], next(iter(files.values())).source
 
 
 def reference(source: Any, first: int, data: Arrays) -> NDArray[np.float64]:
@@ -119,7 +121,7 @@ def test_the_last_position_is_the_last(exported: tuple[list[ExportReport], Any])
     session.position = last - 1
     session.advance({session.facts.token_input: token})
     with pytest.raises(
-        UsageError, match="as many as 32 bits hold" if endless else "learned numbers for each of 100048"
+        UsageError, match="the largest number in 32 bits" if endless else "learned embeddings for 100048"
     ):
         session.advance({session.facts.token_input: token})
     session.reset()

@@ -12,8 +12,8 @@ from localattn.core.errors import UsageError
 from localattn.core.tolerance import Tolerance
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.checks.parity import parity_record
+from localattn.exporter.jobs.module import export_module
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.user_module.export_module import export_module
 from localattn.runtime.parity.comparison import compare_arrays
 from localattn.runtime.parity.runner import Runner
 

@@ -17,7 +17,7 @@ from onnx import parser
 
 from localattn.exporter.lowering.functions import attach_functions
 from localattn.onnx_graph.fusing import fuse
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 from ..support.native.cpu_build import library
 

@@ -12,7 +12,7 @@ from onnx import parser
 
 from localattn.exporter.lowering.functions import attach_functions
 from localattn.onnx_graph.fusing import streams
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 from ..support.native.cpu_build import library
 from ..support.native.fused_reference import random_inputs

@@ -19,12 +19,12 @@ from localattn.onnx_graph import inlining, onnx_file
 from localattn.onnx_graph.graph_values import element_types
 from localattn.onnx_graph.onnx_file import TOO_LARGE, OnnxFile
 from localattn.runtime import load
-from localattn.runtime.bench.tuned import open_tuned
+from localattn.runtime.backends.onnxruntime.providers import PROVIDERS
+from localattn.runtime.backends.onnxruntime.session import open_bytes
+from localattn.runtime.backends.onnxruntime.tuned import open_tuned
 from localattn.runtime.bundle.device import verify
-from localattn.runtime.ort.providers import PROVIDERS
-from localattn.runtime.ort.session import open_bytes
 
-from ..runtime.ort.test_providers import CPU, CUDA, TENSORRT, FakeRuntime
+from ..runtime.backends.onnxruntime.test_providers import CPU, CUDA, TENSORRT, FakeRuntime
 from ..support.models.engine_models import small_checkpoint, small_model
 
 OPTIONS = {"fp32": {}, "fp16": {"trt_fp16_enable": "True"}, "bf16": {"trt_bf16_enable": "True"}}

@@ -184,7 +184,7 @@ def test_tensorrt_tells_no_overloads_apart() -> None:
     file.check()
     with pytest.raises(UsageError, match="cannot be loaded") as caught:
         file.check_without_overloads("TensorRT")
-    assert "does not tell functions apart by overload" in caught.value.why
+    assert "does not distinguish functions by overload" in caught.value.why
 
 
 def test_the_helper_makes_a_tag_that_onnx_refuses() -> None:

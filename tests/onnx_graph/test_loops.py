@@ -11,7 +11,7 @@ import pytest
 
 from localattn.core.errors import UsageError
 from localattn.onnx_graph.judgement import DEEPEST_CALLS, MOST_RUNS
-from localattn.runtime.engine.builder.source import read_source
+from localattn.runtime.backends.tensorrt.builder.source import read_source
 from localattn.runtime.session import load
 
 from ..conftest import Finished

@@ -23,8 +23,8 @@ from localattn.core.machine import process
 from localattn.core.storage.publishing import sealed, sidecar_path
 from localattn.onnx_graph import onnx_file
 from localattn.onnx_graph.onnx_file import OnnxFile
-from localattn.runtime.engine.builder.source import read_source, stripped
-from localattn.runtime.ort.session import open_file
+from localattn.runtime.backends.onnxruntime.session import open_file
+from localattn.runtime.backends.tensorrt.builder.source import read_source, stripped
 from localattn.runtime.session import find_model
 
 from ..conftest import Finished
@@ -107,7 +107,7 @@ def test_a_large_file_that_changes_is_refused(tmp_path: Path, monkeypatch: pytes
     assert file.parse().graph.node[0].op_type == "Add"
     assert first(open_file(file), 64) == 1
     other.replace(path)
-    with pytest.raises(CheckFailed, match=r"m\.onnx was changed while it was opened"):
+    with pytest.raises(CheckFailed, match=r"m\.onnx changed while it was opened"):
         open_file(file)
     # The hash is that of what was read, not of what lies at the path now.
     assert OnnxFile.read(path).sha256 != file.sha256
@@ -124,7 +124,7 @@ def test_external_data_that_changes_is_refused(tmp_path: Path) -> None:
     file = OnnxFile.read(path)
     file.check()
     (tmp_path / "w.data").write_bytes(np.full(4, 3, np.float32).tobytes())
-    with pytest.raises(CheckFailed, match=r"w\.data was changed"):
+    with pytest.raises(CheckFailed, match=r"w\.data changed"):
         open_file(file)
     assert first(open_file(path)) == 3
 
@@ -199,7 +199,7 @@ def test_a_group_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(grouped(model.SerializeToString()))
     with pytest.raises(UsageError, match="cannot be loaded") as caught:
         load(tmp_path / "m.onnx")
-    assert "'../secret.bin', which is no file of its folder" in caught.value.why
+    assert "'../secret.bin', which is not a file in its folder" in caught.value.why
 
 
 @pytest.mark.parametrize("content", [b"\x23", b"\x24", b"\x23\x2c", b"\x23\x0a\x09", b"\xff" * 30, b""])
@@ -246,7 +246,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_why_a_provider_was_passed_over_is_logged(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ..runtime.ort.test_providers import CPU, CUDA, FakeRuntime
+    from ..runtime.backends.onnxruntime.test_providers import CPU, CUDA, FakeRuntime
 
     model = adding(1).SerializeToString()
     monkeypatch.setitem(sys.modules, "onnxruntime", FakeRuntime([CUDA, CPU], [CPU], "CUDA failure 35"))
@@ -281,7 +281,7 @@ def test_the_log_is_silent_until_it_is_asked_for(tmp_path: Path, localattn: Comm
 
 def test_nothing_of_the_process_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither onnxruntime's logger nor stdout, unless the process is the command line's."""
-    from ..runtime.ort.test_providers import CPU, CUDA, FakeRuntime
+    from ..runtime.backends.onnxruntime.test_providers import CPU, CUDA, FakeRuntime
 
     class Watched(FakeRuntime):
         def set_default_logger_severity(self, severity):
@@ -305,7 +305,7 @@ def test_nothing_of_the_process_is_changed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_onnxruntime_prints_of_missing_libraries_is_logged(
     log: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from localattn.runtime.ort.providers import PROVIDERS, load_libraries
+    from localattn.runtime.backends.onnxruntime.providers import PROVIDERS, load_libraries
 
     class Runtime:
         pass

@@ -16,9 +16,9 @@ import pytest
 
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
-from localattn.exporter import convert as conversion
-from localattn.exporter.artifact.form import FileOptions
-from localattn.exporter.convert import to_standard_ops
+from localattn.exporter.jobs import convert as conversion
+from localattn.exporter.jobs.convert import to_standard_ops
+from localattn.exporter.options import FileOptions
 from localattn.onnx_graph.facts import inspect_onnx
 from localattn.onnx_graph.standard_ops import rewrite, scan_states
 from localattn.runtime import open_step
@@ -119,7 +119,7 @@ def test_an_export_is_written_so_and_judged_by_the_same_checks(
     ]
     of_nodes = [check["detail"] for check in document["checks"] if check["name"] in ("window", "linear memory")]
     assert len(of_nodes) == 2
-    assert all(detail.endswith("seen before the functions were inlined") for detail in of_nodes)
+    assert all(detail.endswith("checked before the functions were inlined") for detail in of_nodes)
     assert not onnx.load(plain).functions
     refused = localattn("build", plain, "--backend", "tensorrt-rtx", "--plugin", "library", "-o", tmp_path / "x.engine")
     assert refused.code != 0

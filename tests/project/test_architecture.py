@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from localattn.runtime.backends import registry
+
 ROOT = Path(__file__).resolve().parents[2]
 # A package may import those in its own entry, and itself.
 ALLOWED = {
@@ -22,7 +24,7 @@ ALLOWED = {
     "onnx_graph": {"core"},
     "plugins": {"core", "onnx_graph"},
     "runtime": {"core", "onnx_graph"},
-    "doctor": {"core"},
+    "doctor": {"core", "runtime"},
     "reports": {"core"},
     "exporter": {"core", "onnx_graph", "plugins", "runtime"},
     "demo": {"core", "exporter", "runtime"},
@@ -173,6 +175,22 @@ def test_nothing_outside_a_family_names_its_arguments() -> None:
     assert named == set()
 
 
+def test_what_differs_between_runtimes_is_a_method_of_its_backend() -> None:
+    names = {*registry.ROWS, *registry.suffixes()} | {f"{name}:" for name in registry.ROWS}
+    compared = {
+        f"{path.relative_to(ROOT)}: {constant.value}"
+        for path in SOURCES
+        if path.relative_to(ROOT).parts[0] in ("runtime", "doctor", "exporter", "reports")
+        and ROOT / "runtime" / "backends" not in path.parents
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        for constant in ast.walk(node)
+        if isinstance(constant, ast.Constant) and constant.value in names
+    }
+    # Triton has backends of its own, of the same names; a bundle's scripts travel without the package.
+    assert {place for place in compared if "runtime/bundle/" not in place} == set()
+
+
 def test_imports_are_found_wherever_they_stand() -> None:
     source = (
         "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport localattn.core.errors\n"
@@ -207,6 +225,7 @@ def test_imports_are_found_wherever_they_stand() -> None:
         ("localattn.commands.api.comparing", (*HEAVY, "typer")),
         ("localattn.commands.api.building", (*HEAVY, "typer")),
         ("localattn.runtime", HEAVY),
+        ("localattn.doctor.abilities", HEAVY),  # it asks every backend
         ("localattn.runtime.session", ("torch", "onnxruntime", "onnx", "pydantic")),
         ("localattn.runtime.inputs.arrays", ("torch", "onnxruntime")),
         ("localattn.runtime.parity.comparison", ("torch", "onnxruntime")),

@@ -27,7 +27,7 @@ from localattn.benchmarks.peers.grid import GEOMETRIES, QUICK, Cell, cells, choo
 from localattn.benchmarks.peers.store import Store
 from localattn.benchmarks.peers.table import OURS, PEERS
 from localattn.core.nodes.attention import HEADS_FIRST, VARIANT_BY_OP_TYPE, NodeAttributes
-from localattn.core.tensorrt_versions import parse
+from localattn.core.versions import parse
 
 from ..conftest import TINY, save_upstream
 from ..support.models.node_model import one_node
@@ -336,12 +336,12 @@ def test_a_candidate_that_fails_is_reported_beside_the_others(
     steps: list[str] = []
     result = model.measure(save_upstream(tmp_path, "local_attention.LocalTransformer", TINY), 0, steps.append)
     assert (
-        list(result["failed"]) == ["localattn, int8"] and "nothing to quantize" in result["failed"]["localattn, int8"]
+        list(result["failed"]) == ["localattn, int8"] and "no layer to quantize" in result["failed"]["localattn, int8"]
     )
     assert set(result["candidates"]) == {f"localattn, fp32, {model.BODIES}", "local-attention, eager"}
     assert any(step.startswith("Failed: localattn, int8") for step in steps)
     tables.print_model(result)
-    assert "nothing to quantize" in " ".join(capsys.readouterr().out.split())
+    assert "no layer to quantize" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_decoder_is_held_against_peers_of_its_precision_and_against_what_it_reads() -> None:

@@ -33,8 +33,8 @@ Run = Callable[..., Finished]
 FOREIGN = {"--backend-config", "--exit-on-error", "--http-address", "--model-repository", "--slow"}
 # What the pages say of paths that are elsewhere, or not there yet.
 ELSEWHERE = {"plugins/x86_64/", "plugins/aarch64/", "benchmarks/results/gpu.json"}
-# A check that a recipe adds, and a script of DeepSpeed.
-ELSEWHERE |= {"exporter/checks/node_names.py", "zero_to_fp32.py"}
+# What recipes add, and a script of DeepSpeed.
+ELSEWHERE |= {"exporter/checks/node_names.py", "phi3.py", "runtime/backends/toy/", "zero_to_fp32.py"}
 
 
 class Block(NamedTuple):

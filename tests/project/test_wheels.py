@@ -34,7 +34,7 @@ from localattn.release.sbom import with_sbom
 from localattn.release.source_file import repeatable
 from localattn.release.wheel_file import information, metadata, platform_tag, read, write
 
-from ..simulators.arm_machine import PYTHON, arm_machine
+from ..support.arm_machine import PYTHON, arm_machine
 from ..support.native.cpu_build import built
 from .test_release import IGNORED, ROOT
 

@@ -121,7 +121,7 @@ def test_altered_files_are_noticed(what: str, command: str, folder: Path, locala
     model = ALTERED[what](folder)
     finished = localattn(*COMMANDS[command](model, folder))
     assert finished.code == 1, finished
-    assert "altered" in finished.err
+    assert "was changed" in finished.err
     assert "again" in finished.err  # the way to go on
     assert finished.out == ""
 
@@ -133,7 +133,7 @@ def test_nothing_is_built_from_altered_files(what: str, folder: Path, localattn:
     options = ("--backend", "tensorrt-rtx", "--target", "rtx40", "--plugin", "none")
     finished = localattn("build", model, "-o", folder / "m.engine", *options)
     assert finished.code == 1, finished
-    assert "altered" in finished.err
+    assert "was changed" in finished.err
     assert not (folder / "m.engine").exists()
 
 
@@ -148,7 +148,7 @@ def test_altered_step_files_are_noticed(name: str, folder: Path, localattn: Comm
         path.write_bytes(model.SerializeToString())
     finished = localattn("generate", folder / "steps/step.onnx", "--prompt-ids", "1,2,3,4,5", "--max-tokens", "1")
     assert finished.code == 1, finished
-    assert "altered" in finished.err
+    assert "was changed" in finished.err
     with pytest.raises(CheckFailed):
         open_step(folder / "steps/step.onnx")
 
@@ -188,7 +188,7 @@ def test_a_seal_covers_every_entry_and_may_be_absent(made: Path, tmp_path: Path)
         if name in ("format", "format_version"):
             continue
         path.write_text(json.dumps({**document, name: document[name], "more": 1}))
-        with pytest.raises(CheckFailed, match="altered"):
+        with pytest.raises(CheckFailed, match="was changed"):
             read_sidecar(tmp_path / "model.onnx")
     del document[SEAL]
     path.write_text(json.dumps(document))

@@ -52,12 +52,13 @@ def no_hang() -> Iterator[None]:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with its config, its model and its step file."""
     from localattn.exporter.export import ExportRequest, export
-    from localattn.exporter.step_export import StepRequest, export_steps
+
+    from ..support.steps import export_steps
 
     folder = tmp_path_factory.mktemp("exported")
     checkpoint = save_upstream(folder, "local_attention.LocalTransformer", TINY, "m.pt")
     export(ExportRequest(checkpoint=checkpoint, output=folder / "m.onnx"))
-    export_steps(StepRequest(ExportRequest(checkpoint=checkpoint, output=folder / "m_step.onnx"), "step"))
+    export_steps(ExportRequest(checkpoint=checkpoint, output=folder / "m_step.onnx"), "step")
     (folder / "factory.py").write_text("import torch\nmake = torch.nn.ReLU\n")
     return folder
 
@@ -406,4 +407,4 @@ def test_an_endless_prompt(exported: Path) -> None:
     with Path("/dev/zero").open("rb") as endless:
         finished = subprocess.run(command, stdin=endless, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert finished.returncode == 2
-    assert "is no prompt" in finished.stderr
+    assert "is not a prompt" in finished.stderr

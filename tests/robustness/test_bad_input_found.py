@@ -17,7 +17,7 @@ from localattn import load
 from localattn.core.errors import UsageError
 from localattn.core.storage.publishing import sealed, sidecar_path
 from localattn.onnx_graph.onnx_file import OnnxFile
-from localattn.runtime.engine.builder.source import read_source
+from localattn.runtime.backends.tensorrt.builder.source import read_source
 
 from ..conftest import Finished
 from ..support.models.damaged import TOKENS, folder, made, worker  # noqa: F401

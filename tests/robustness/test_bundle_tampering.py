@@ -104,10 +104,10 @@ def add_socket(bundle: Path) -> None:
 
 # What is done to a folder, the exit code it must cost, and words of the error.
 FOLDERS: dict[str, tuple[Change, int, str]] = {
-    "a flipped bit in the model": (lambda b: flip(b / "model/tiny.onnx"), 1, "was altered"),
-    "a flipped bit in a sample": (lambda b: flip(b / "samples/tiny.0.outputs.npz"), 1, "was altered"),
-    "a flipped bit in a script": (lambda b: flip(b / "run_engine.py"), 1, "was altered"),
-    "an altered sidecar": (lambda b: flip(b / "model/tiny.onnx.json"), 1, "was altered"),
+    "a flipped bit in the model": (lambda b: flip(b / "model/tiny.onnx"), 1, "was changed"),
+    "a flipped bit in a sample": (lambda b: flip(b / "samples/tiny.0.outputs.npz"), 1, "was changed"),
+    "a flipped bit in a script": (lambda b: flip(b / "run_engine.py"), 1, "was changed"),
+    "an altered sidecar": (lambda b: flip(b / "model/tiny.onnx.json"), 1, "was changed"),
     "a cut file": (lambda b: os.truncate(b / "model/tiny.onnx", 100), 1, "bytes"),
     "a missing file": (lambda b: (b / "model/tiny.onnx.json").unlink(), 1, "is missing"),
     "a file that is not listed": (lambda b: (b / "model/more.bin").write_bytes(b"x"), 1, "is not listed"),
@@ -136,18 +136,18 @@ FOLDERS: dict[str, tuple[Change, int, str]] = {
     "a path that climbs": (add_path("../outside"), 2, "leaves the folder"),
     "a path that climbs from inside": (add_path("model/../../outside"), 2, "leaves the folder"),
     "an absolute path": (add_path("/etc/passwd"), 2, "leaves the folder"),
-    "a Windows path": (add_path("C:\\Windows"), 2, "file system refuses"),
-    "a backslash": (add_path("..\\outside"), 2, "file system refuses"),
+    "a Windows path": (add_path("C:\\Windows"), 2, "file systems refuse"),
+    "a backslash": (add_path("..\\outside"), 2, "file systems refuse"),
     "a device of Windows": (add_path("model/NUL.txt"), 2, "not the same name"),
     "a name that ends in a dot": (add_path("model/tiny.onnx."), 2, "not the same name"),
-    "a file twice": (add_path("model/tiny.onnx"), 2, "there twice"),
+    "a file twice": (add_path("model/tiny.onnx"), 2, "occurs twice"),
     "a case clash": (add_path("model/TINY.onnx"), 2, "other capitals"),
     "a case clash of folders": (add_path("Model/x"), 2, "other capitals"),
-    "a clash of accents": (lambda b: [add_path(name)(b) for name in ("\u00e9", "e\u0301")][-1], 2, "there twice"),
+    "a clash of accents": (lambda b: [add_path(name)(b) for name in ("\u00e9", "e\u0301")][-1], 2, "occurs twice"),
     "a file that is a folder": (add_path("model"), 2, "both a file and a folder"),
-    "the manifest in itself": (add_path("manifest.json"), 2, "there twice"),
-    "a control character": (add_path("a\nb"), 2, "file system refuses"),
-    "a surrogate": (add_path("\ud800"), 2, "file system refuses"),
+    "the manifest in itself": (add_path("manifest.json"), 2, "occurs twice"),
+    "a control character": (add_path("a\nb"), 2, "file systems refuse"),
+    "a surrogate": (add_path("\ud800"), 2, "file systems refuse"),
     "a listed file that is missing": (add_path("model/none"), 1, "is missing"),
     "another format": (lambda b: edit_manifest(b, lambda m: m.update(format="zip")), 2, "not the manifest"),
     "a later version": (lambda b: edit_manifest(b, lambda m: m.update(format_version=2)), 2, "version 2"),
@@ -170,14 +170,18 @@ FOLDERS: dict[str, tuple[Change, int, str]] = {
     "a name that steers the terminal": (
         lambda b: edit_manifest(b, lambda m: m.update(name="\x1b[2J")),
         2,
-        "no name of a folder",
+        "not a valid folder name",
     ),
     "a negative size": (lambda b: edit_manifest(b, lambda m: m["files"][0].update(size=-1)), 2, "size"),
-    "a huge size": (lambda b: edit_manifest(b, lambda m: m["files"][0].update(size=1 << 62)), 1, "was altered"),
+    "a huge size": (lambda b: edit_manifest(b, lambda m: m["files"][0].update(size=1 << 62)), 1, "was changed"),
     "a model outside": (lambda b: edit_manifest(b, lambda m: m["models"][0].update(path="../x")), 2, "not listed"),
     "samples outside": (lambda b: edit_manifest(b, lambda m: m["samples"][0].update(inputs="../x")), 2, "not listed"),
     "a plugin outside": (lambda b: edit_manifest(b, lambda m: m["models"][0].update(plugins=["/x"])), 2, "not listed"),
-    "an unknown kind": (lambda b: edit_manifest(b, lambda m: m["models"][0].update(kind="exe")), 2, "no known kind"),
+    "an unknown kind": (
+        lambda b: edit_manifest(b, lambda m: m["models"][0].update(kind="exe")),
+        2,
+        "of an unknown kind",
+    ),
 }
 
 
@@ -266,14 +270,14 @@ def test_bad_samples_are_refused_without_allocating(name: str, bundle: Path, loc
     path.write_bytes(SAMPLES[name])
     relist(bundle, "samples/tiny.0.outputs.npz")
     tracemalloc.start()
-    with pytest.raises(script.Fault, match="holds no sample"):
+    with pytest.raises(script.Fault, match="is not a sample"):
         script.read_arrays(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
     finished = localattn("bundle", "verify", bundle)
     assert finished.code == 1
-    assert "holds no sample" in finished.out
+    assert "is not a sample" in finished.out
     assert not Path("pwned").exists()
 
 
@@ -317,11 +321,11 @@ TARS: dict[str, tuple[Callable[[tarfile.TarFile], None], str]] = {
     "a long name": (entry("tiny/x", b"tiny/y\0", type=tarfile.GNUTYPE_LONGNAME), "extension header"),
     "a pax header": (entry("tiny/x", b"20 path=../outside\n", type=tarfile.XHDTYPE), "extension header"),
     "a global pax header": (entry("tiny/x", b"20 path=../outside\n", type=tarfile.XGLTYPE), "extension header"),
-    "a name twice": (entry("tiny/verify.py"), "there twice"),
+    "a name twice": (entry("tiny/verify.py"), "occurs twice"),
     "a case clash": (entry("tiny/Verify.py"), "other capitals"),
     "a folder and a file": (entry("tiny/verify.py/x"), "both a file and a folder"),
-    "two top folders": (entry("other/x"), "do not lie in one folder"),
-    "no folder": (entry("x"), "do not lie in one folder"),
+    "two top folders": (entry("other/x"), "are not in one folder"),
+    "no folder": (entry("x"), "are not in one folder"),
 }
 
 
@@ -408,8 +412,8 @@ def test_arrays_that_claim_more_than_their_file_together(bundle: Path, localattn
     finished = localattn("bundle", "verify", bundle)
     script = run_script(bundle)
     assert finished.code == script.returncode == 1
-    assert "claim more bytes than the file has" in finished.out + finished.err
-    assert "claim more bytes than the file has" in script.stdout + script.stderr
+    assert "state more bytes than the file has" in finished.out + finished.err
+    assert "state more bytes than the file has" in script.stdout + script.stderr
 
 
 @pytest.mark.parametrize("suffix", [b"PK\x03\x04", tar_of(Path(__file__).parent / "no")[:512] + b"x" * 512])

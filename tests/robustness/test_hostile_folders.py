@@ -132,7 +132,7 @@ def _checkpoint(folder: Path) -> Path:
 
 def _with_weights(place: Place, model: Path, run: Run) -> None:
     checkpoint = _checkpoint(place.private.with_name("given"))
-    export(ExportRequest(checkpoint, place.folder / "m.onnx", external_data_from=0, quick=True))
+    export(ExportRequest(checkpoint, place.folder / "m.onnx", external_data_from=0, checks="quick"))
 
 
 def _write_config(place: Place, model: Path, run: Run) -> None:
@@ -295,7 +295,10 @@ def test_a_folder_that_was_replaced_during_the_work_is_not_written_to(together: 
     place = Place(tmp_path, 0o777)
     inner = place.folder / "inner"
     inner.mkdir()
-    with pytest.raises(UsageError, match="replaced by another one"), writing(Output(inner / "q.onnx", ONNX)) as work:
+    with (
+        pytest.raises(UsageError, match="was replaced during the work"),
+        writing(Output(inner / "q.onnx", ONNX)) as work,
+    ):
         (work / "q.onnx").write_bytes(b"\x08\x08\x12\x00")
         inner.rename(place.folder / "moved")
         inner.symlink_to(place.private)

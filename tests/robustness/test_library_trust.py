@@ -26,7 +26,7 @@ from localattn.plugins.cpu.build import build_library
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.device import verify as script
 
-from ..runtime.engine.test_facts import written
+from ..gpu.tensorrt.test_facts import written
 from ..support.library_attacks import Cache, Ended, command, compile_marker, facts_of, fill, put_beside, run
 from ..support.models import node_model
 from ..support.models.bundles import run_script, tiny_model  # noqa: F401
@@ -307,7 +307,7 @@ SWAP = """
 import os, pathlib, shutil, sys
 import onnxruntime as ort
 from localattn.core.storage.library_store import CPU_KERNELS, find, read_named
-from localattn.runtime.ort.custom_ops import CompiledKernel
+from localattn.runtime.backends.onnxruntime.custom_ops import CompiledKernel
 path, other, how = map(pathlib.Path, sys.argv[1:4])
 library = read_named(CPU_KERNELS, path) if sys.argv[4] == "named" else find(CPU_KERNELS)
 assert library.path == path
@@ -356,7 +356,7 @@ TWO = """
 import sys
 import onnxruntime as ort
 from localattn.core.storage.library_store import CPU_KERNELS, read_named
-from localattn.runtime.ort.custom_ops import CompiledKernel
+from localattn.runtime.backends.onnxruntime.custom_ops import CompiledKernel
 import pathlib
 for path in sys.argv[1:]:
     library = read_named(CPU_KERNELS, pathlib.Path(path))
@@ -407,8 +407,8 @@ def test_a_named_library_is_loaded(place: Path, evil: Path) -> None:
 ENGINE = """
 import sys
 from pathlib import Path
-from localattn.runtime.engine import open as engine_open
-from localattn.runtime.engine.device import Device
+from localattn.runtime.backends.tensorrt import open as engine_open
+from localattn.runtime.backends.tensorrt.device import Device
 from localattn.core.errors import LocalAttnError
 engine_open.find_device = lambda gpu: None
 engine_open.check_device = engine_open.use_device = lambda *arguments: None
@@ -483,7 +483,7 @@ def test_a_bundle_does_not_run_its_libraries_unasked(
     for bundle in (place / "b", place / "b.tar"):
         ended = command(place, "bundle", "verify", bundle)
         assert (ended.code, ended.loaded) == (0, []), ended.err
-        assert f"not run: {home}. Libraries of a bundle are code" in ended.out and "by ONNX functions" in ended.out
+        assert f"not run: {home}. A bundle's libraries are code" in ended.out and "by ONNX functions" in ended.out
         ended = command(place, "bundle", "verify", bundle, "--run-libraries", "--format", "json")
         assert (ended.code, ended.loaded) == (1, ["evil"]), ended.err
         report = json.loads(ended.out)

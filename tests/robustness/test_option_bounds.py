@@ -147,12 +147,13 @@ def test_sizes_of_inputs(tmp_path: Path, localattn: Command, text: str) -> None:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model and its step file, beside their checkpoint."""
     from localattn.exporter.export import ExportRequest, export
-    from localattn.exporter.step_export import StepRequest, export_steps
+
+    from ..support.steps import export_steps
 
     folder = tmp_path_factory.mktemp("exported")
     checkpoint = save_upstream(folder, "local_attention.LocalTransformer", TINY, "m.pt")
     export(ExportRequest(checkpoint=checkpoint, output=folder / "m.onnx"))
-    export_steps(StepRequest(ExportRequest(checkpoint=checkpoint, output=folder / "m_step.onnx"), "step", 1))
+    export_steps(ExportRequest(checkpoint=checkpoint, output=folder / "m_step.onnx"), "step", 1)
     return folder / "m.onnx"
 
 

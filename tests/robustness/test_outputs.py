@@ -25,9 +25,10 @@ from typer.models import ArgumentInfo, OptionInfo
 from localattn.cli import command_line
 from localattn.commands.parts.paths import InputPath, OutputPath, declared_paths
 from localattn.core.errors import UsageError
-from localattn.core.storage import file_kinds
+from localattn.core.storage import file_kinds, outputs
 from localattn.core.storage.file_kinds import Kind, contents_of
 from localattn.core.storage.outputs import Output, check_outputs, writing
+from localattn.exporter.jobs.convert import to_standard_ops
 
 from ..conftest import TINY, Finished, save_upstream
 
@@ -350,7 +351,7 @@ def test_names_are_refused_where_the_facts_beside_would_not_fit(tiny: Path, loca
 def test_two_outputs_of_one_name_are_refused(tmp_path: Path, localattn: Command) -> None:
     saved = ("--save-inputs", tmp_path / "x.npz", "--save-outputs", tmp_path / "." / "x.npz")
     finished = localattn("parity", "no.onnx", "--against", "no.pt", *saved)
-    assert finished.code == 2 and "is written twice" in finished.err
+    assert finished.code == 2 and "is named twice" in finished.err
 
 
 # --- files that are read without being named --------------------------------------------------------------------------
@@ -383,7 +384,7 @@ def test_a_bundle_that_holds_the_model_is_not_replaced(tmp_path: Path, samples: 
     (bundle / "model").mkdir(parents=True)
     model = bundle / "model" / "m.onnx"
     model.write_bytes(samples["m.onnx"])
-    with pytest.raises(UsageError, match="which lies in it"):
+    with pytest.raises(UsageError, match="which the command reads"):
         check_outputs([Output(bundle, file_kinds.BUNDLE)], inputs=[model], overwrite=True)
 
 
@@ -432,6 +433,43 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = save_upstream(tmp_path_factory.mktemp("made"), "local_attention.LocalTransformer", TINY)
     export(ExportRequest(checkpoint, checkpoint.with_suffix(".onnx"), seeds=(0,)))
     return checkpoint
+
+
+def test_an_output_is_judged_three_times(
+    made: Path, tmp_path: Path, localattn: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the door, once its name is reserved, and before the move; by the command or by the function, not by both."""
+    judged: list[str] = []
+    check = outputs._check_place
+
+    def count(path: Path, kind: Kind, read: Any) -> None:
+        judged.append(path.name)
+        check(path, kind, read)
+
+    monkeypatch.setattr(outputs, "_check_place", count)
+    ended = localattn("convert", made.with_suffix(".onnx"), "--standard-ops", "-o", tmp_path / "c.onnx", "-q")
+    assert ended.code == 0 and sorted(judged) == ["c.onnx"] * 3 + ["c.onnx.json"] * 3
+    judged.clear()
+    to_standard_ops(made.with_suffix(".onnx"), tmp_path / "f.onnx", checks="quick")
+    assert sorted(judged) == ["f.onnx"] * 3 + ["f.onnx.json"] * 3
+
+
+def test_a_reserved_output_is_judged_again_with_other_inputs_or_permission(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(
+        onnx.parser.parse_model(
+            '<ir_version: 9, opset_import: ["" : 20]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
+        ),
+        path,
+    )
+    output = Output(path, file_kinds.ONNX)
+    with writing(output, overwrite=True):
+        with pytest.raises(UsageError, match="exists"), writing(output):
+            pass
+        with pytest.raises(UsageError, match="reads it"), writing(output, inputs=[path], overwrite=True):
+            pass
+        with writing(output, overwrite=True):
+            pass
 
 
 WRITES: dict[str, tuple[int, list[str]]] = {

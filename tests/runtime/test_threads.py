@@ -29,7 +29,7 @@ def test_eight_threads_get_their_own_results(runtime: str, lean: bool, tmp_path:
     if lean:
         if runtime == "openvino":
             pytest.skip("only onnxruntime has lean sessions")
-        from localattn.runtime.ort.session import open_file
+        from localattn.runtime.backends.onnxruntime.session import open_file
 
         session = open_file(path, "cpu", lean=True)
     else:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.tensors import TensorSpec
-from localattn.exporter.convert import to_standard_ops
+from localattn.exporter.jobs.convert import to_standard_ops
 from localattn.runtime import load
 from localattn.runtime.session import Session
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..simulators.arm_machine import ONNXRUNTIME
+from ..support.arm_machine import ONNXRUNTIME
 from .__main__ import wrong
 from .cases import write_case
 from .environments import Absent, Environment, run
@@ -52,8 +52,8 @@ FILES: dict[str, Callable[[Path], Path]] = {
     "opset 23": lambda folder: transformer(folder, opset=23),
     "opset 24": lambda folder: transformer(folder, opset=24),
     "fp16, opset 19": lambda folder: transformer(folder, dtype="fp16", opset=19),
-    "int8, opset 19": lambda folder: transformer(folder, weights="int8", opset=19),
-    "int4, opset 19": lambda folder: transformer(folder, weights="int4", opset=19),
+    "int8, opset 19": lambda folder: transformer(folder, weight_dtype="int8", opset=19),
+    "int4, opset 19": lambda folder: transformer(folder, weight_dtype="int4", opset=19),
 }
 
 
@@ -78,8 +78,8 @@ def build_targets(folder: Path) -> dict[str, dict[str, str]]:
         Absent: TensorRT-RTX is not installed.
     """
     from localattn.core.errors import LocalAttnError, MissingDependency
-    from localattn.runtime.engine.builder.build import build_engine
-    from localattn.runtime.engine.builder.request import BuildRequest
+    from localattn.runtime.backends.tensorrt.builder.build import build_engine
+    from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 
     found: dict[str, dict[str, str]] = {}
     for kind, options in ENGINE_FILES.items():

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ..simulators.arm_machine import ArmMachine, arm_machine
+from ..support.arm_machine import ArmMachine, arm_machine
 from ..support.browser import BROWSER
 
 _RUNNERS = Path(__file__).parent / "runners"

@@ -13,9 +13,9 @@ from torch import nn
 
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
 
 from ..conftest import TINY, save_upstream
+from ..support.steps import export_steps
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="localattn-kinds-")
 # Matrices 32 wide, the least that is quantized; sequences of eight windows.
@@ -40,7 +40,7 @@ def _bias(folder: Path) -> Path:
 
 def _steps(folder: Path, class_name: str, kwargs: dict[str, Any], chunk: int, **options: Any) -> Path:
     request = ExportRequest(save_upstream(folder, class_name, kwargs), folder / "model.onnx", **options)
-    export_steps(StepRequest(request, chunk=chunk))
+    export_steps(request, chunk=chunk)
     return folder / "model.onnx"
 
 
@@ -72,7 +72,7 @@ class _Module(nn.Module):
 
 
 def _module(folder: Path) -> Path:
-    from localattn.exporter.user_module.export_module import export_module
+    from localattn.exporter.jobs.module import export_module
 
     torch.manual_seed(0)
     export_module(_Module(), [f"tokens:int64:[1,{_SEQUENCE}]"], folder / "model.onnx")
@@ -83,14 +83,14 @@ _TRANSFORMER, _LAYER = "local_attention.LocalTransformer", "local_attention.Loca
 KINDS: dict[str, Callable[[Path], Path]] = {
     "full": transformer,
     "fp16": lambda folder: transformer(folder, dtype="fp16"),
-    "int8": lambda folder: transformer(folder, weights="int8"),
+    "int8": lambda folder: transformer(folder, weight_dtype="int8"),
     "dynamic": lambda folder: transformer(folder, dynamic=("batch", "seq")),
     "mask": lambda folder: transformer(folder, shapes=ShapeRequest(mask=True)),
     "bias": _bias,
     "xpos": lambda folder: transformer(folder, {"use_xpos": True}),
     "step": lambda folder: _steps(folder, _TRANSFORMER, _MODEL, 8),
     "step fp16": lambda folder: _steps(folder, _TRANSFORMER, _MODEL, 1, dtype="fp16"),
-    "step int8": lambda folder: _steps(folder, _TRANSFORMER, _MODEL, 1, weights="int8"),
+    "step int8": lambda folder: _steps(folder, _TRANSFORMER, _MODEL, 1, weight_dtype="int8"),
     "endless": lambda folder: _steps(folder, _LAYER, _MHA, 1),
     "prefill": lambda folder: exported("step").with_name("model.prefill.onnx"),
     "AFT": _aft,

@@ -35,11 +35,9 @@ def export_with_data(checkpoint: str, output: str) -> None:
 
 def export_steps(checkpoint: str, output: str) -> None:
     """Export a step file and its prefill file over what is there."""
-    from localattn.exporter.export import ExportRequest
-    from localattn.exporter.step_export import StepRequest
-    from localattn.exporter.step_export import export_steps as run
+    from localattn.exporter.export import ExportRequest, export
 
-    run(StepRequest(ExportRequest(Path(checkpoint), Path(output), overwrite=True), chunk=4))
+    export(ExportRequest(Path(checkpoint), Path(output), overwrite=True, mode="step", chunk=4))
 
 
 def bundle(model: str, output: str) -> None:
@@ -51,8 +49,8 @@ def bundle(model: str, output: str) -> None:
 
 def build(model: str, output: str) -> None:
     """Build an engine over what is there."""
-    from localattn.runtime.engine.builder.build import build_engine
-    from localattn.runtime.engine.builder.request import BuildRequest
+    from localattn.runtime.backends.tensorrt.builder.build import build_engine
+    from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 
     build_engine(BuildRequest(Path(model), Path(output), "tensorrt-rtx", ("rtx40",), overwrite=True))
 
@@ -150,7 +148,6 @@ def main() -> None:
     import torch
 
     import localattn.exporter.export
-    import localattn.exporter.step_export
     import localattn.runtime.bundle.create  # noqa: F401
 
     torch.set_num_threads(1)  # threads do not survive a fork

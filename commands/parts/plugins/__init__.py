@@ -1,1 +1,1 @@
-"""Define the options --plugin, --plugin-library and --backend, and what they ask for."""
+"""Define the options --plugin, --plugin-library and --backend, and act on them."""

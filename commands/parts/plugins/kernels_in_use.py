@@ -20,10 +20,12 @@ def has_nodes(model: Path | OnnxFile) -> bool:
     """Return whether compiled kernels for the CPU exist for any node of a model; an engine has none."""
     from ....core.storage.cpu_library import computes
     from ....onnx_graph.onnx_file import OnnxFile
+    from ....runtime.backends import registry
 
+    backend = registry.of_file(model)
+    if backend is None or not backend.cpu_kernels:
+        return False
     if isinstance(model, Path):
-        if model.suffix.lower() != ".onnx":
-            return False
         model = OnnxFile.read(model)
     return any(computes(domain, op_type) for domain, op_type in model.operators)
 
@@ -38,14 +40,18 @@ def say_kernels(has_nodes: Callable[[], bool], ran: Session | BenchRow, asked: s
     """
     if ran.plugin is not None:
         say(f"Kernels: compiled, {ran.plugin}")
-    elif (ran.backend, ran.provider, asked) == ("onnxruntime", "cpu", "auto") and has_nodes():
+        return
+    from ....runtime.backends import registry
+
+    takes_kernels = registry.named(ran.backend).cpu_kernels and (ran.provider, asked) == ("cpu", "auto")
+    if takes_kernels and has_nodes():
         command = how_to_add()
         adding = f" To add them: {command}" if command else ""
         say(f"Kernels: none, ONNX functions compute the attention.{adding}")
 
 
 def how_to_add() -> str:
-    """Return the command that adds compiled kernels here, with a compiler where there is none; "" where none can be."""
+    """Return the command that adds compiled kernels, and a compiler if needed; "" if that is impossible."""
     from ....core.machine.processor import host_arch
     from ....core.storage.library_store import CPU_KERNELS
     from ....plugins.compilers import find_compiler
@@ -54,6 +60,6 @@ def how_to_add() -> str:
         find_compiler(host_arch())
     except MissingDependency:
         return as_installed(f"pip install 'localattn[compiler]' && {CPU_KERNELS.how_to_build}")
-    except LocalAttnError:  # no kernels for this processor, or a CXX that is no compiler
+    except LocalAttnError:  # no kernels for this processor, or CXX is not a compiler
         return ""
     return CPU_KERNELS.how_to_build

@@ -28,7 +28,7 @@ def newest(kind: LibraryKind, arch: Arch) -> Library:
     if library is None:
         raise MissingDependency(
             f"There is no {title} for {arch} in your cache.",
-            why="None was built without --output, or it was removed.",
+            why="A library is put into the cache only when built without --output; it may also have been removed.",
             fix=f"Build one with: {kind.how_to_build} --arch {arch}",
         )
     return library

@@ -11,7 +11,7 @@ from ....core.errors import UsageError
 from ..paths import INPUT
 from ..terminal.help import Hint
 
-# How an existing file is run.
+# Values of --plugin for running an existing file.
 PluginUse = Literal["auto", "none"]
 
 # Inference libraries that engines are built for; libraries of kernels are made for onnxruntime too.
@@ -24,20 +24,22 @@ Fp32Products = Literal["ieee", "tf32x3", "tf32"]
 
 def library_hint(text: str) -> str:
     """Return a hint where a library is given as `--plugin`: its path has an option of its own."""
-    return f"A library is named with --plugin-library {text}" if Path(text).suffix or "/" in text else ""
+    return f"Name a library with --plugin-library {text}" if Path(text).suffix or "/" in text else ""
 
 
 PluginOption = Annotated[
     PluginUse,
     typer.Option(
         "--plugin",
-        help="What computes the attention node: auto: compiled kernels where there are any; none: standard operators.",
+        help="What computes the attention node: auto: compiled kernels where available; none: standard operators.",
     ),
     Hint(library_hint),
 ]
 PluginLibraryOption = Annotated[
     Path | None,
-    typer.Option("--plugin-library", help="Compute it with this library of compiled kernels, if you trust it."),
+    typer.Option(
+        "--plugin-library", help="Compute the attention node with this library of compiled kernels, if you trust it."
+    ),
     INPUT,
 ]
 
@@ -51,6 +53,6 @@ def plugin_asked(use: PluginUse, library: Path | None) -> str:
     if library is None:
         return use
     if use == "none":
-        raise UsageError("--plugin none takes no --plugin-library.", fix="Leave one of them out.")
+        raise UsageError("--plugin none and --plugin-library exclude each other.", fix="Leave one of them out.")
     named = str(library)
     return f"./{named}" if named in get_args(PluginUse) else named

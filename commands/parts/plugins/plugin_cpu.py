@@ -28,7 +28,7 @@ def refuse_options(given: Mapping[str, object]) -> None:
     if named:
         raise UsageError(
             f"{' and '.join(named)} cannot be combined with --backend {BACKEND}.",
-            why="One library has the kernels for every model, head size and element type on the CPU.",
+            why="On the CPU one library has the kernels for every model, head size and element type.",
             fix="Leave them out.",
         )
 
@@ -48,7 +48,7 @@ def build(output: Path | None, arch: Arch, *, force: bool, as_json: bool) -> Non
         with progress() as step:
             facts = build_library(path, arch=arch, overwrite=force or output is None, progress=step)
     if output is not None:
-        note(f"Nothing loads {path} by itself: name it with --plugin-library {path}, or build without --output.")
+        note(f"{path} is not loaded automatically: name it with --plugin-library {path}, or build without --output.")
     if as_json:
         print_json(document(facts))
     else:
@@ -91,4 +91,4 @@ def print_library(facts: CpuLibraryFacts) -> None:
     say(f"  built   {facts.created}, {facts.compiler}, glibc ≥ {facts.glibc}")
     say(f"  sha256  {facts.sha256}")
     if facts.fingerprint != CPU_KERNELS.fingerprint():
-        say("  OLD     made from other sources than this release's: sessions do not take it by themselves")
+        say("  OLD     built from the sources of another release: not loaded automatically")

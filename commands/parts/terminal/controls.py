@@ -1,4 +1,4 @@
-"""Print tables whose cells are shown, and never obeyed."""
+"""Print tables without interpreting markup in their cells."""
 
 from __future__ import annotations
 

@@ -99,12 +99,12 @@ def _spelled_errors() -> Iterator[None]:
 
 
 def _words(ctx: Any) -> str:
-    """Return a command as it is typed after `localattn`, whatever name the program was started by."""
+    """Return a command as typed after `localattn`, for any name of the program."""
     return "" if ctx.parent is None else f"{_words(ctx.parent)} {ctx.info_name}".strip()
 
 
 def _shortened(parameter: Any, hint: Any = None) -> Any:
-    """Shorten a parameter's type, and remove what says nothing: a flag's type, a bound out of reach.
+    """Shorten a parameter's type, and remove a flag's type and bounds out of reach.
 
     Args:
         parameter: Typer's parameter.

@@ -1,4 +1,7 @@
-"""Assign each option to a panel of the help: one table for all commands, so that a name has one place."""
+"""Assign each option to a panel of the help: one table for all commands, so that a name has one place.
+
+Options of `exporter/options.py` say their panel themselves.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,17 @@ MODULE = "Your own module"
 # Panels in the order of the help, with their parameters.
 OPTIONS = {
     "Input": (
-        *("config", "entry", "against", "golden", "model", "load_inputs", "seed", "seeds", "samples", "engine", "task"),
+        *("config", "entry", "against", "golden", "model", "load_inputs", "seed", "seeds", "samples", "engine"),
         *("prompt", "prompt_file", "prompt_ids"),
     ),
     "Output": (
-        *("output", "save_inputs", "save_outputs", "opset", "standard_ops", "no_function_body", "write_config"),
+        *("output", "save_inputs", "save_outputs", "standard_ops", "write_config"),
         *("shape", "web", "onnxruntime_web", "all_boundaries", "force", "dry_run", "output_format", "as_json"),
     ),
-    "Shapes": (
-        *("seq_len", "batch", "dynamic", "max_seq_len", "heads", "dim_head", "head_dim"),
-        *("mask", "attn_bias", "causal", "full_mask", "position_ids", "min_shapes", "opt_shapes", "max_shapes"),
-    ),
-    "Precision": ("dtype", "weight_dtype", "attention_dtype", "fp32_products"),
-    MODULE: ("factory", "factory_args", "weights", "module_input", "allow_pickle"),
-    "Step files": ("mode", "chunk", "max_length"),
+    "Shapes": (*("seq_len", "batch", "head_dim", "causal", "min_shapes", "opt_shapes", "max_shapes"),),
+    "Precision": ("dtype", "fp32_products"),
+    MODULE: (),
+    "Step files": (),
     "Generation": (
         *("chat", "system", "max_tokens", "length", "do_sample", "temperature", "top_k", "top_p"),
         *("repetition_penalty", "echo"),
@@ -35,7 +35,7 @@ OPTIONS = {
     "Measuring": ("duration", "iterations", "warmup", "rounds", "percentile", "profile", "top", "rows"),
     "Triton": ("triton", "triton_instances", "triton_threads", "triton_max_batch", "max_sequences"),
     "Checks": (
-        *("checks", "atol", "rtol", "allow_quadratic", "allow_wide_integers"),
+        *("checks", "atol", "rtol"),
         *("files_only", "manifest_sha256", "require"),
     ),
     "Messages": ("verbose", "quiet", "help"),

@@ -37,7 +37,7 @@ from .tables import quantize_tables
 
 @dataclass
 class Rounding:
-    """How the matrices of a model are rounded: measured for its first graph, and the same for every other.
+    """Decide how the matrices of a model are rounded: measured on its first graph, and the same for all other graphs.
 
     Args:
         calibration: the model and inputs as in use; None rounds each matrix by its own numbers.
@@ -54,14 +54,15 @@ class Rounding:
     _tables: dict[str, Blocks] = field(default_factory=dict)
 
     def of_tables(self, model: ir.Model) -> None:
-        """Store the large tables of a graph; its notes are those of the first one."""
+        """Store the large tables of a graph; only the first graph adds notes."""
         first = not self._tables
         notes = quantize_tables(model, self._tables)
         self.notes += notes if first else []
 
     def blocks(self, matrices: Mapping[str, NDArray[Any]]) -> Mapping[str, Blocks]:
-        """Return the rounded matrices `[K, N]` of linear layers by path; the calibration is used once, and let go.
+        """Return the rounded matrices `[K, N]` of linear layers by path; the calibration is used once and then freed.
 
+        Further pieces of a layer whose packed matrix was cut have their number behind the path, as `_piece` writes it.
         Layers that the calibration does not show are left out.
         """
         if self.calibration is not None:
@@ -72,21 +73,21 @@ class Rounding:
     def _measured(self, calibration: Calibration, matrices: Mapping[str, NDArray[Any]]) -> dict[str, Blocks]:
         known = {path: x for path, x in matrices.items() if _fits(calibration, path, x)}
         four: dict[str, Blocks] = {}
-        for moments in calibration.moments(list(known)):
+        for moments in calibration.moments(list(dict.fromkeys(map(_layer_of, known)))):
             four |= {
-                path: round_for_inputs(_floats(known[path]), second, BITS)
-                for path, second in moments.items()
-                if bool(second.isfinite().all())
+                path: round_for_inputs(_floats(x), moments[_layer_of(path)], BITS)
+                for path, x in known.items()
+                if _layer_of(path) in moments and bool(moments[_layer_of(path)].isfinite().all())
             }
         rounded = {
             path: Rounded(blocks, round_in_blocks(_floats(known[path]), WIDE_BITS))
             for path, blocks in four.items()
-            if np.array_equal(calibration.layers[path].weight.detach().numpy().T, known[path])
+            if np.array_equal(calibration.layers[_layer_of(path)].weight.detach().numpy().T, known[path])
         }
         alone, chosen = choose(calibration, rounded, logits=self.logits)
         unit = "nats" if self.logits else "of the mean square"
         self.notes.append(
-            f"weights rounded on {calibration.words}; in 4 bits alone the outputs move {alone:.2g} {unit}"
+            f"weights rounded on {calibration.words}; with 4 bits only, the outputs would change by {alone:.2g} {unit}"
         )
         self.notes += [
             f"8 bits for {effect.kind}: {effect.distance:.2g} {unit}, {effect.growth:.1%} larger weights; "
@@ -106,24 +107,36 @@ def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
         rounding: how; by default each matrix by its own numbers.
 
     Raises:
-        ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
+        ExportFailed: there is no linear layer, or a matrix contains NaN or infinity.
     """
     rounding = Rounding() if rounding is None else rounding
     rounding.of_tables(model)
-    matrices, paths = {}, {}
+    matrices: dict[str, NDArray[Any]] = {}
+    paths: dict[str, str] = {}
     for node in linear_layers(model):
         name, numbers = _matrix(node)
         path = node.metadata_props.get(MODULE, "")
         if path and name not in paths and np.isfinite(numbers).all():
-            matrices[path], paths[name] = numbers, path
+            piece = _piece(path, sum(_layer_of(known) == path for known in matrices))
+            matrices[piece], paths[name] = numbers, piece
     made = rounding.blocks(matrices)
     blocks = {name: made[path] for name, path in paths.items() if path in made}
     replace_layers(model, "blocks", partial(_stored, model, blocks), _replace)
     return model
 
 
+def _piece(path: str, number: int) -> str:
+    """Name a piece of a layer's matrix: a packed matrix is cut where its product only is (`onnx_graph/fusing`)."""
+    return f"{path}/{number}" if number else path
+
+
+def _layer_of(piece: str) -> str:
+    """Return the path of the layer that a piece is of."""
+    return piece.partition("/")[0]
+
+
 def _fits(calibration: Calibration, path: str, matrix: NDArray[Any]) -> bool:
-    layer = calibration.layers.get(path)
+    layer = calibration.layers.get(_layer_of(path))
     return layer is not None and layer.in_features == len(matrix)
 
 
@@ -144,7 +157,7 @@ def _stored(model: ir.Model, made: Mapping[str, Blocks], name: str, matrix: NDAr
     """Add the initializers of a matrix in blocks: levels, scales and zero points."""
     blocks = made[name] if name in made else round_in_blocks(_floats(matrix), BITS)
     fits = packed if blocks.bits == BITS else np.ascontiguousarray
-    # The scales in one dimension, as every release reads them.
+    # The scales have one dimension, which every release supports.
     parts = {
         "levels": fits(blocks.levels), "scales": blocks.scales.reshape(-1), "zeros": fits(blocks.zeros).reshape(-1)
     }  # fmt: skip
@@ -152,7 +165,7 @@ def _stored(model: ir.Model, made: Mapping[str, Blocks], name: str, matrix: NDAr
 
 
 def _replace(node: ir.Node, matrix: StoredMatrix) -> None:
-    """Put a product with a stored matrix in the place of a linear layer."""
+    """Replace a linear layer by a product with a stored matrix."""
     levels = matrix.initializers[0].shape
     assert levels is not None and isinstance(levels[-1], int)
     replace_node(

@@ -24,7 +24,7 @@ BITS = 4
 # Factors of a block's range.
 _SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 _WHOLE = (1.0,)
-# The same for `search_weighted`, which tries all pairs of them.
+# Factors for `search_weighted`, which tries all pairs.
 _SHRUNK_ENDS = (1.0, 0.9, 0.8, 0.7)
 # Columns at a time: the temporaries of a part fit into a processor's cache.
 _PART = 1 << 18
@@ -87,7 +87,7 @@ def round_in_blocks(matrix: Floats, bits: int = BITS, block: int = BLOCK) -> Blo
 
 
 def _round(blocks: Floats, most: int, factors: Sequence[float]) -> tuple[Floats, Floats, Floats]:
-    """Return levels, scales and zeros of blocks `[…, block]`, the best of the ranges shrunk by these factors."""
+    """Return levels, scales and zeros of blocks `[…, block]` for the best range among those shrunk by these factors."""
     low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
     best = _tried(blocks, *_of_range(low, high, most), most)
     for factor in factors[1:]:
@@ -132,7 +132,7 @@ def search_weighted(block: Floats, importance: Floats, bits: int) -> tuple[Float
 
 
 def _of_range(low: Floats, high: Floats, most: int) -> tuple[Floats, Floats]:
-    """Return scales and zeros whose levels reach from `low` ≤ 0 to `high` ≥ 0; of a block of zeros 1 and 0."""
+    """Return scales and zeros whose levels reach from `low` ≤ 0 to `high` ≥ 0; for a block of zeros, 1 and 0."""
     scales = (high - low) / np.float32(most)
     scales = np.where(scales > np.finfo(np.float32).tiny, scales, np.float32(1))
     return scales, np.clip(np.rint(-low / scales), 0, most)
@@ -149,7 +149,7 @@ def _tried(blocks: Floats, scales: Floats, zeros: Floats, most: int) -> tuple[Fl
 def _better(
     first: tuple[Floats, Floats, Floats, Floats], second: tuple[Floats, Floats, Floats, Floats]
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return for each block the one of less error, the first among equals."""
+    """Return for each block the rounding with less error, the first if equal."""
     taken = second[0] < first[0]
     levels = np.where(taken[..., None], second[1], first[1])
     errors, scales, zeros = (np.where(taken, second[i], first[i]) for i in (0, 2, 3))

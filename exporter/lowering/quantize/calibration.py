@@ -1,4 +1,4 @@
-"""Measure what a model's linear layers meet in use: second moments of their inputs, and how far its outputs move."""
+"""Measure second moments of the inputs of linear layers on realistic inputs, and how much the outputs change."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 # Bytes of moments that are held at a time; a model with more is run once for each part of its layers.
 _MEMORY = 1 << 30
-# Logits of so many positions at a time become distributions.
+# Positions whose logits become distributions at a time.
 _POSITIONS = 64
 
 
 class Calibration:
-    """A model in fp32, and inputs as it meets them in use.
+    """A model in fp32, with realistic inputs.
 
     Args:
         entry: takes the inputs by position and returns its outputs; its attribute `model` is the traced module, whose
-            linear layers are told apart by their paths in it.
+            linear layers are identified by their paths in it.
         rows: the inputs of each call.
         judged: the inputs on which effects are measured; others than `rows`.
         words: what the inputs are, for reports.
@@ -91,7 +91,7 @@ class Calibration:
 
     @torch.no_grad()
     def distance(self, wanted: Sequence[Tensor], *, logits: bool) -> float:
-        """Return how far the model is from what it once gave on the inputs to judge.
+        """Return how far the model's outputs are from its original ones on the judging inputs.
 
         Args:
             wanted: of `outputs`.
@@ -113,5 +113,5 @@ class Calibration:
 
 
 def kind_of(path: str) -> str:
-    """Return which layers are alike: the path of a layer with `*` in place of numbers."""
+    """Return the kind of a layer: its path with `*` in place of numbers."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)

@@ -44,14 +44,16 @@ def quantize(model: ir.Model) -> ir.Model:
         from onnxruntime.quantization import QuantType, quantize_dynamic
     except ImportError as error:
         raise MissingDependency(
-            "onnxruntime is not installed.", why="Its quantizer makes the int8 matrices.", fix="pip install onnxruntime"
+            "onnxruntime is not installed.",
+            why="onnxruntime's quantizer makes the int8 matrices.",
+            fix="pip install onnxruntime",
         ) from error
     layers = linear_layers(model)
     names = [node.name or "" for node in layers]
     _log.info("quantizing %d linear layers", len(layers))
     with temporary_folder() as folder:
         given, made = folder / "given.onnx", folder / "int8.onnx"
-        # The quantizer does not support functions, so they are removed for it.
+        # The quantizer does not support functions, so they are removed first.
         bodies, model_functions = dict(model.functions), model.functions
         model_functions.clear()
         model.metadata_props.update(_PREPARED)
@@ -65,7 +67,7 @@ def quantize(model: ir.Model) -> ir.Model:
             _multiply_plainly(given, names)
         _forget_shapes_of_constants(given)
         silent = logging.NullHandler()
-        logging.root.addHandler(silent)  # else the quantizer's first message adds a handler that stays and prints
+        logging.root.addHandler(silent)  # otherwise the quantizer's first message adds a handler that stays and prints
         try:
             quantize_dynamic(
                 given,

@@ -1,4 +1,4 @@
-"""Round the inputs of attention nodes to fp8 (E4M3), by the pairs of operators that the plugin library's kernels read.
+"""Round the inputs of attention nodes to fp8 (E4M3), by pairs of operators that the plugin library understands.
 
     query → QuantizeLinear (s) → DequantizeLinear (s) → attention; key and value likewise
 
@@ -34,13 +34,13 @@ Scales = Mapping[str, tuple[float, float, float]]
 
 OPSET_FROM, DTYPES = 19, ("fp32", "fp16")
 _LARGEST, _ROOM = 448.0, 4.0
-# Of smaller numbers, or of zeros, the scale is that of this one: a normal number of fp16.
+# Smaller numbers, or zeros, use the scale of this number, which is normal in fp16.
 _LEAST = 1e-2
 _INPUTS = ("query", "key", "value")
 
 
 def check_attention(attention: str | None, dtype: str, opset: int) -> None:
-    """Refuse an element type of attention that is unknown, or that does not go with the other options of a file.
+    """Refuse an element type of attention that is unknown or incompatible with the file's other options.
 
     Raises:
         UsageError: it is one of these.
@@ -51,14 +51,14 @@ def check_attention(attention: str | None, dtype: str, opset: int) -> None:
         raise UsageError(f"Unknown element type {attention!r} of attention.", fix="Known: fp8.")
     if dtype not in DTYPES:
         raise UsageError(
-            f"Attention in fp8 does not go with {dtype}.",
-            why="onnxruntime rounds fp32 and fp16 to fp8, and the kernels give fp16.",
+            f"Attention in fp8 does not support {dtype}.",
+            why="onnxruntime rounds only fp32 and fp16 to fp8, and the kernels return fp16.",
             fix=f"Use {' or '.join(DTYPES)}.",
         )
     if opset < OPSET_FROM:
         raise UsageError(
             f"Attention in fp8 needs opset {OPSET_FROM}.",
-            why=f"Opset {opset} has no such numbers.",
+            why=f"Opset {opset} has no fp8 numbers.",
             fix=f"Give {argument('opset', OPSET_FROM)}.",
         )
 
@@ -86,7 +86,7 @@ def measure(source: SourceModel, model: ir.Model) -> Scales:
     found: dict[str, tuple[float, float, float]] = {}
     for node, largest in zip(nodes, watch.largest, strict=True):
         if not all(map(math.isfinite, largest)):
-            raise ExportFailed(f"{node.name} cannot be computed in fp8.", why="An input of it is NaN or infinite.")
+            raise ExportFailed(f"{node.name} cannot be computed in fp8.", why="One of its inputs is NaN or infinite.")
         query, key, value = (2.0 ** math.ceil(math.log2(max(x, _LEAST) * _ROOM / _LARGEST)) for x in largest)
         found[node.name or ""] = query, key, value
     return found
@@ -100,15 +100,16 @@ def quantize_attention(model: ir.Model, scales: Scales) -> ir.Model:
         scales: of its nodes; 1 where a node has none.
 
     Raises:
-        UsageError: there is no such node.
+        UsageError: no node can be computed in fp8.
     """
     nodes = [node for node in attention_nodes(model) if _has_kernel(node)]
     if not nodes:
         raise UsageError(
             "No attention node of the model can be computed in fp8.",
-            why=f"Kernels of fp8 take heads {NARROWEST_HEAD} to {WIDEST_FP8_HEAD} wide and a key mask: no bias, xpos, "
+            why=f"fp8 kernels support head sizes {NARROWEST_HEAD} to {WIDEST_FP8_HEAD} and a key mask, but no bias, "
+            "xpos, "
             "softcap, sinks or shared_qk.",
-            fix="Export without it.",
+            fix="Export without fp8 attention.",
         )
     _log.info("attention of %d nodes in fp8", len(nodes))
     for node in nodes:
@@ -138,7 +139,7 @@ def _has_kernel(node: ir.Node) -> bool:
 
 
 def _insert(model: ir.Model, node: ir.Node, index: int, scale: float) -> None:
-    """Put a pair before one input of a node."""
+    """Insert a pair before one input of a node."""
     source, graph, name = node.inputs[index], node.graph, f"{node.name}.{_INPUTS[index]}"
     assert source is not None and source.dtype is not None and graph is not None
     constants = [

@@ -1,4 +1,4 @@
-"""Round a matrix to blocks so that its products change least on the inputs that it meets in use (GPTQ).
+"""Round a matrix to blocks so that its products change least on realistic inputs (GPTQ).
 
 With X the inputs of a layer and H = XᵀX / n their second moments, the rounded matrix Q is to make the error of the
 products small, not that of the weights:
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .blocks import BLOCK, Blocks, Floats, search_weighted
 
-# Of the mean of the diagonal, added to it: directions that the inputs never took must not blow up the inverse.
+# Fraction of the diagonal's mean that is added to it, so that unused directions do not blow up the inverse.
 _DAMPING = 0.01
 
 
@@ -58,22 +58,8 @@ def round_for_inputs(matrix: Floats, moments: Tensor, bits: int, block: int = BL
     return Blocks(levels, scales, zeros, rows, bits)
 
 
-def product_error(matrix: Floats, rounded: Floats, moments: Tensor) -> float:
-    """Return ‖X(W - Q)‖² / n of a matrix and its rounding, relative to ‖XW‖² / n.
-
-    Args:
-        matrix: `[K, N]`.
-        rounded: `[K, N]`.
-        moments: `[K, K]`.
-    """
-    whole, error = torch.from_numpy(matrix).double(), torch.from_numpy(rounded - matrix).double()
-    h = moments.double()
-    size = float(((h @ whole) * whole).sum())
-    return float(((h @ error) * error).sum()) / size if size > 0 else 0.0
-
-
 def _inverse_factor(moments: Tensor) -> Tensor:
-    """Return the upper Cholesky factor of the inverse, fp32 `[K, K]`; the damping grows where there is none."""
+    """Return the upper Cholesky factor of the inverse, fp32 `[K, K]`; increase the damping until it exists."""
     h = moments.double()
     mean = h.diagonal().mean().clamp_min(torch.finfo(torch.float32).tiny)
     for damping in (_DAMPING * 10.0**power for power in range(8)):

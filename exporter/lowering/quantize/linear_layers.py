@@ -1,4 +1,4 @@
-"""Find the linear layers of a traced model whose matrices are worth storing in fewer bits, and replace them."""
+"""Find the linear layers of a traced model with large matrices, and replace them by ones with fewer bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def linear_layers(model: ir.Model) -> list[ir.Node]:
     A head that reads the table of embeddings turned around gets a matrix of its own, in place.
 
     Raises:
-        ExportFailed: there is none.
+        ExportFailed: there is no such layer.
     """
     _part_from_tables(model)
     found = []
@@ -40,12 +40,14 @@ def linear_layers(model: ir.Model) -> list[ir.Node]:
         if len(sizes) == 2 and min(sizes) >= NARROWEST:
             found.append(node)
     if not found:
-        raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
+        raise ExportFailed(
+            "The model has no layer to quantize.", why=f"No constant matrix is {NARROWEST} wide or more."
+        )
     return found
 
 
 def _part_from_tables(model: ir.Model) -> None:
-    """Give products with a turned constant, as `x·Transpose(W)`, the turned matrix as a constant."""
+    """Replace `x·Transpose(W)` by a product with the transposed matrix as a constant."""
     for node in list(model.graph):
         matrix = node.inputs[1] if node.op_type == "MatMul" and not node.domain else None
         turning = matrix.producer() if matrix is not None else None
@@ -63,7 +65,7 @@ def _part_from_tables(model: ir.Model) -> None:
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """What is kept of a matrix `[K, N]`.
+    """The description of a matrix `[K, N]`.
 
     Args:
         initializers: of the model, as the products read them.
@@ -84,7 +86,7 @@ def replace_layers(
 ) -> None:
     """Replace a model's linear layers, in place; a matrix that several share is stored once.
 
-    A matrix that nothing reads any more is left out.
+    A matrix that is no longer read is removed.
 
     Args:
         model: traced.
@@ -93,7 +95,7 @@ def replace_layers(
         replace: puts other nodes in the place of a layer, whose matrix was stored.
 
     Raises:
-        ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
+        ExportFailed: there is no linear layer, or a matrix contains NaN or infinity.
     """
     layers = linear_layers(model)
     _log.info("storing %d linear layers in %s", len(layers), kind)

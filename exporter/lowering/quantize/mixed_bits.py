@@ -1,4 +1,4 @@
-"""Choose which kinds of linear layers get 8 bits where all others get 4, by what each is measured to cost.
+"""Choose which kinds of linear layers get 8 bits instead of 4, by measuring each.
 
 All layers are rounded to 4 bits in the model itself, and its distance from its unrounded outputs is measured. Then one
 kind after another, for example all `v_proj`, takes its 8 bits: it keeps them if the distance falls by a far larger part
@@ -16,9 +16,9 @@ import torch
 from .blocks import Blocks
 from .calibration import Calibration, kind_of
 
-# A kind gets 8 bits if the part of the distance that it saves is so many times the part by which the weights grow.
+# A kind gets 8 bits if the saved part of the distance is at least this many times the growth of the weights.
 _WORTH = 4.0
-# The most by which the weights may grow for it.
+# The largest allowed growth of the weights.
 _GROWTH = 0.1
 
 
@@ -32,7 +32,7 @@ class Rounded:
 
 @dataclass(frozen=True)
 class Effect:
-    """What 8 bits of one kind of layers bring.
+    """The effect of 8 bits for one kind of layers.
 
     Args:
         kind: its path with `*` in place of numbers.
@@ -46,7 +46,7 @@ class Effect:
 
 
 def choose(calibration: Calibration, layers: Mapping[str, Rounded], *, logits: bool) -> tuple[float, list[Effect]]:
-    """Measure each kind of layers; return the distance with 4 bits alone, and the kinds that are worth 8, best first.
+    """Measure each kind of layers; return the distance with 4 bits only, and the kinds that should get 8, best first.
 
     The model's weights are the given ones again afterwards.
 

@@ -1,4 +1,4 @@
-"""Decide how the weights of a checkpoint are rounded: on text, as the model meets it, wherever it takes tokens."""
+"""Decide how the weights of a checkpoint are rounded: calibrated on text if the model has token inputs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 from ....core.tensors import TensorSpec
 from ....runtime.inputs.arrays import random_inputs
 from ....runtime.text_inputs.rows import Row, arrays_of_rows
-from ....runtime.text_inputs.tokens import Tokens, open_tokens
+from ....runtime.text_inputs.tokens import Tokens
 from ...source.source_model import SourceModel
+from ...source.tokens import tokens_of
 from ..trace import entry_of
 from .blocked import Rounding
 from .calibration import Calibration
 from .weights import WEIGHT_KINDS
 
-# Tokens of all rows that moments are taken on, and of one row, at most.
+# The most tokens for moments, in all rows and in one row.
 _TOKENS, _ROW = 4096, 512
-# Tokens of other rows, on which effects are measured.
+# Tokens of other rows, for measuring effects.
 _JUDGED = 512
 _MOST_ROWS = 64
 # Passages of a row.
@@ -33,14 +34,13 @@ def rounding_on_text(weights: str | None, source: SourceModel, checkpoint: Path)
     Args:
         weights: a key of `WEIGHT_KINDS`, or None.
         source: the model.
-        checkpoint: the file or folder, beside which a tokenizer may lie.
+        checkpoint: the file or folder; its folder may contain a tokenizer.
     """
     if weights is None or not WEIGHT_KINDS[weights].calibrates:
         return None
-    folders = [] if not checkpoint.exists() else [checkpoint if checkpoint.is_dir() else checkpoint.parent]
-    tokens = open_tokens(folders, source.token_limit, getattr(source.args, "config", None), "calibration")
+    tokens = tokens_of(checkpoint, source, "calibration")
     if tokens is None:
-        return Rounding(notes=["weights rounded by their own numbers: the model takes no tokens to calibrate on"])
+        return Rounding(notes=["weights rounded without calibration: the model has no token input"])
     longest = source.shapes.seq_len
     length = min(_ROW, longest)
     count, judged = (min(_MOST_ROWS, max(1, tokens_of_all // length)) for tokens_of_all in (_TOKENS, _JUDGED))
@@ -53,7 +53,7 @@ def rounding_on_text(weights: str | None, source: SourceModel, checkpoint: Path)
 
 
 def _rows(source: SourceModel, tokens: Tokens, starts: range) -> list[tuple[torch.Tensor, ...]]:
-    """Return the inputs of calls of one row each, at the sizes of the model."""
+    """Return the inputs of calls with one row each, at the sizes of the model."""
     specs: list[TensorSpec] = source.inputs("fp32")
     drawn = random_inputs(specs, 0, source.token_limit)
     found = []

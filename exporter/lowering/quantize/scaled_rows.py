@@ -1,4 +1,4 @@
-"""Store a traced model's linear layers in fp8 or int8, as the pairs of operators that TensorRT makes 8-bit products of.
+"""Store a traced model's linear layers in fp8 or int8, as operator pairs that TensorRT turns into 8-bit products.
 
 TensorRT multiplies in 8 bits where both factors come from a QuantizeLinear and a DequantizeLinear whose scales are
 constants. A constant scale of activations would need calibration on real inputs. So each row is divided by its largest
@@ -29,7 +29,7 @@ from .linear_layers import StoredMatrix, replace_layers
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of 8 bits: its name in errors, in ONNX, and its largest number."""
+    """An 8-bit type: its name in errors and in ONNX, and its largest number."""
 
     name: str
     dtype: ir.DataType
@@ -48,7 +48,7 @@ def quantize(model: ir.Model, kind: Kind) -> ir.Model:
         kind: the type of 8 bits.
 
     Raises:
-        ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
+        ExportFailed: there is no linear layer, or a matrix contains NaN or infinity.
     """
     replace_layers(model, kind.name, partial(_stored, model, kind), partial(_replace, model, kind))
     return model
@@ -73,7 +73,7 @@ def _stored(model: ir.Model, kind: Kind, name: str, matrix: NDArray[Any]) -> lis
 
 
 def _replace(model: ir.Model, kind: Kind, node: ir.Node, matrix: StoredMatrix) -> None:
-    """Put the product of rounded factors in the place of a linear layer; its result keeps name, type and shape."""
+    """Replace a linear layer by the product of rounded factors; its result keeps name, type and shape."""
     source = node.inputs[0]
     assert source is not None and source.shape is not None and source.dtype is not None and node.graph is not None
     element = source.dtype

@@ -1,4 +1,4 @@
-"""Store large tables of embeddings in blocks of 8 bits, once, also where a head multiplies by the same table.
+"""Store large embedding tables in blocks of 8 bits, only once even if a head multiplies by the same table.
 
 A row of the table is gathered as it is stored, and then becomes numbers, in standard operators that every runtime has:
 
@@ -22,7 +22,7 @@ from ....onnx_graph.graph_values import add_constant, node_like, replace_node
 from .blocks import Blocks, round_in_blocks
 from .linear_layers import is_plain_gemm, is_transposed
 
-# Tables with fewer numbers stay as they are: they take a small part of a file.
+# Tables with fewer numbers stay unchanged: they are a small part of a file.
 LEAST = 1 << 24
 # Numbers that share a scale, the most that divides the width: larger blocks have fewer scales.
 _BLOCKS = (128, 64, 32)
@@ -61,9 +61,9 @@ def quantize_tables(model: ir.Model, made: MutableMapping[str, Blocks]) -> list[
 
 
 def _tables(model: ir.Model) -> Iterator[tuple[Any, list[ir.Node], list[ir.Node]]]:
-    """Yield large tables with the nodes that look rows up, and those that multiply by the table turned around.
+    """Yield large tables with the nodes that look up rows, and those that multiply by the transposed table.
 
-    A table that anything else reads is left out.
+    Tables with other users are skipped.
     """
     for value in list(model.graph.initializers.values()):
         shape = [size for size in value.shape or () if isinstance(size, int)]
@@ -92,14 +92,14 @@ def _axis(node: ir.Node) -> int:
 
 
 def _products(turning: ir.Node) -> list[ir.Node]:
-    """Return the products that read a turned table; none if anything else reads it too."""
+    """Return the products that read a transposed table; none if it has other users too."""
     users = list(turning.outputs[0].uses())
     plain = all(node.op_type == "MatMul" and not node.domain and place == 1 for node, place in users)
     return [node for node, _ in users] if plain and not turning.outputs[0].is_graph_output() else []
 
 
 def _gather(graph: Any, node: ir.Node, levels: Any, scales: Any, zeros: Any, width: int) -> None:
-    """Put the look-up of rounded rows in the place of a look-up; its result keeps name, type and shape."""
+    """Replace a look-up by one of rounded rows; its result keeps name, type and shape."""
     tokens, result = node.inputs[1], node.outputs[0]
     assert tokens is not None and tokens.shape is not None and result.dtype is not None
     where, element = list(tokens.shape), result.dtype
@@ -120,7 +120,7 @@ def _gather(graph: Any, node: ir.Node, levels: Any, scales: Any, zeros: Any, wid
 
 
 def _multiply(node: ir.Node, parts: list[Any], shape: tuple[int, ...], block: int) -> None:
-    """Put a product with the stored table in the place of a head; a Transpose that nothing reads any more goes."""
+    """Replace a head by a product with the stored table; remove a Transpose that is no longer read."""
     turned = node.inputs[1]
     assert turned is not None
     turning = turned.producer()

@@ -1,4 +1,4 @@
-"""Store a traced model's linear layers in fewer bits: which kinds there are, and what each asks of a file."""
+"""Store a traced model's linear layers in fewer bits, by a table of kinds and their requirements."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class WeightKind:
     Args:
         quantize: takes a traced model, and returns it with its linear layers in this kind.
         products: what the products take and give, for errors.
+        instead: what to do where a model loses too much in it.
         calibrates: `quantize` also takes a `blocked.Rounding`.
         spans_tokens: a token has a say in how others are rounded, also one outside of their windows.
         standard_from: the opset from which standard operators express it.
@@ -30,6 +31,7 @@ class WeightKind:
 
     quantize: Callable[..., ir.Model]
     products: str
+    instead: str
     calibrates: bool = False
     spans_tokens: bool = False
     standard_from: int = 0
@@ -38,19 +40,24 @@ class WeightKind:
 
 
 _IN_INT8, _IN_FP8 = (partial(scaled_rows.quantize, kind=kind) for kind in (scaled_rows.INT8, scaled_rows.FP8))
+_PLAIN = f"Leave {argument('weight_dtype')} out: this model needs its weights as they are."
+_WIDE = (
+    f"Try {argument('weight_dtype', 'int4')}, which rounds weights and no activations, or leave "
+    f"{argument('weight_dtype')} out."
+)
 # A row for each value of `weight_dtype`; each has its tolerance in `core.tolerance`.
 WEIGHT_KINDS: Mapping[str, WeightKind] = {
-    "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", spans_tokens=True),
+    "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", _WIDE, spans_tokens=True),
     "int4": WeightKind(
-        blocked.quantize, "products of int4 matrices", calibrates=True, standard_from=block_weights.OPSET
+        blocked.quantize, "products of int4 matrices", _PLAIN, calibrates=True, standard_from=block_weights.OPSET
     ),
-    "int8-qdq": WeightKind(_IN_INT8, "products of rounded rows", dtypes=("fp32", "fp16")),
-    "fp8": WeightKind(_IN_FP8, "products of rounded rows", opset_from=19, dtypes=("fp32", "fp16")),
+    "int8-qdq": WeightKind(_IN_INT8, "products of rounded rows", _WIDE, dtypes=("fp32", "fp16")),
+    "fp8": WeightKind(_IN_FP8, "products of rounded rows", _WIDE, opset_from=19, dtypes=("fp32", "fp16")),
 }
 
 
 def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: bool) -> None:
-    """Refuse a kind of weights that is unknown, or that does not go with the other options of a file.
+    """Refuse a kind of weights that is unknown or incompatible with the file's other options.
 
     Raises:
         UsageError: it is one of these.
@@ -63,21 +70,21 @@ def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: 
     if dtype not in kind.dtypes:
         allowed = " or ".join(kind.dtypes)
         raise UsageError(
-            f"{weights} weights do not go with {dtype}.",
-            why=f"onnxruntime's {kind.products} take and give {allowed}.",
+            f"{weights} weights do not support {dtype}.",
+            why=f"onnxruntime's {kind.products} compute in {allowed}.",
             fix=f"Use {allowed}.",
         )
     if opset < kind.opset_from:
         raise UsageError(
             f"{weights} weights need opset {kind.opset_from}.",
-            why=f"Opset {opset} has no such numbers.",
+            why=f"Opset {opset} has no such element type.",
             fix=f"Give {argument('opset', kind.opset_from)}.",
         )
     if standard_ops and opset < kind.standard_from:
         raise UsageError(
             f"{argument('standard_ops', True)} with {weights} weights needs opset {kind.standard_from}.",
             why=f"Opset {opset} has no operator for matrices in blocks of 4 bits.",
-            fix=f"Give {argument('opset', kind.standard_from)}, or leave one of the two out.",
+            fix=f"Give {argument('opset', kind.standard_from)}, or leave out one of the two options.",
         )
 
 
@@ -91,12 +98,12 @@ def quantize_weights(model: ir.Model, weights: str, rounding: blocked.Rounding |
 
     Raises:
         MissingDependency: onnxruntime is not installed, whose quantizer makes int8 matrices.
-        ExportFailed: there is no linear layer, or the quantizer gave up.
+        ExportFailed: there is no linear layer, or the quantizer failed.
     """
     kind = WEIGHT_KINDS[weights]
     return kind.quantize(model, rounding) if kind.calibrates else kind.quantize(model)
 
 
 def spans_tokens(weights: str | None) -> bool:
-    """Return whether a token has a say in how others are rounded."""
+    """Return whether a token influences how others are rounded."""
     return weights is not None and WEIGHT_KINDS[weights].spans_tokens

@@ -21,3 +21,10 @@ class AFTLocalArgs(Arguments):
     seq_len: Size
     local_window_size: Size
     bias: Flag = True
+
+    def geometry(self) -> None:
+        """Return no window: every sum goes over the whole sequence."""
+
+    def describe(self) -> str:
+        """Describe the reach of its biases in words."""
+        return f"learned biases up to {self.local_window_size - 1} positions away, 0 beyond"

@@ -1,21 +1,21 @@
-"""Read the configuration in a Hugging Face folder, and choose the class that it is exported as."""
+"""Read the configuration in a Hugging Face folder."""
 
 from __future__ import annotations
 
-import inspect
+import copy
 import math
 from collections.abc import Mapping
-from contextlib import suppress
-from importlib import import_module
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....core.error_texts import argument, close_match, shown
 from ....core.errors import MissingDependency, UsageError
 from ....core.storage.reading import read_json
+from ....core.storage.unchanged import Identity, identity
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 CONFIG = "config.json"
 # Files that say what a folder is, with config.json or without one.
@@ -24,17 +24,6 @@ _WITHOUT_CONFIG = ("adapter_config.json", "modules.json")
 _MOST_BYTES = 8 << 20
 _MOST_LAYERS = 4096
 
-FEATURES = "feature-extraction"
-# Task → transformers' table of classes for it.
-TASKS: Mapping[str, str] = {
-    FEATURES: "MODEL_MAPPING",
-    "fill-mask": "MODEL_FOR_MASKED_LM_MAPPING",
-    "text-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
-    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
-    "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING",
-}
-# Type of models with encoder and decoder → class of its encoder, which is exported alone.
-ENCODERS: Mapping[str, str] = {"led": "LEDEncoder"}
 _FIX = "Take the folder as `save_pretrained` writes it."
 # Entries that scores or logits are divided by, and ends of the names of those that are added below a root.
 _ABOVE_ZERO = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "query_pre_attn_scalar")
@@ -67,14 +56,19 @@ def is_hugging_face(folder: Path) -> bool:
     return not config.keys().isdisjoint(("architectures", "transformers_version"))
 
 
+@lru_cache(maxsize=2)
+def _parsed(path: Path, now: Identity) -> object:
+    return read_json(path, _MOST_BYTES, _FIX)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read `config.json`.
+    """Read `config.json`; a file that did not change is parsed once.
 
     Raises:
         UsageError: it cannot be read, or is no JSON object.
     """
     path = folder / CONFIG
-    found: object = read_json(path, _MOST_BYTES, _FIX)
+    found: object = copy.deepcopy(_parsed(path, identity(path)))
     if not isinstance(found, dict):
         raise UsageError(f"{path} is {shown(found)}.", why="A configuration is a JSON object.", fix=_FIX)
     return found
@@ -98,114 +92,6 @@ def require_transformers() -> None:
             why="Masks and attention are read through interfaces of 5.23 and later.",
             fix="pip install 'localattn[transformers]'",
         )
-
-
-def choose_class(
-    config: Mapping[str, Any], made: PreTrainedConfig, task: str | None, where: str, exported: str | None = None
-) -> type[PreTrainedModel]:
-    """Return the class to export: that of a task, or the one that the configuration names.
-
-    No code of the folder is run: the class is one of transformers' own.
-
-    Args:
-        config: the values of `config.json`.
-        made: the configuration that `made_config` makes of them.
-        task: a key of `TASKS`; None for the class that the model was saved as.
-        where: the folder's name, for errors.
-        exported: name of the class that the file was exported as which the model is compared with; it comes before
-            the saved one.
-
-    Raises:
-        UsageError: the configuration names no known class, or the model has none for the task.
-    """
-    from transformers import PreTrainedModel, __version__
-
-    if task is not None:
-        if task not in TASKS:
-            raise UsageError(f"{argument('task')} is {shown(task)}.", fix=f"Known: {', '.join(TASKS)}.")
-        chosen = _class_for(task, config, made)
-        if chosen is None:
-            known = [other for other in TASKS if _class_for(other, config, made) is not None]
-            raise UsageError(
-                f"{config['model_type']} has no model for {task}.", fix=f"It has some for {', '.join(known) or 'none'}."
-            )
-        return chosen
-    names = config.get("architectures") if exported is None else [exported]
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise UsageError(
-            f"{where} does not say which class it is of.",
-            why=f"architectures is {shown(names)}.",
-            fix=f"Give {argument('task')}, one of {', '.join(TASKS)}.",
-        )
-    named = named_class(names[0], config)
-    if not (isinstance(named, type) and issubclass(named, PreTrainedModel)):
-        raise UsageError(
-            f"transformers {__version__} has no model class {shown(names[0])}.",
-            why="Only its own classes are exported; code of a folder is never run.",
-            fix=close_match(names[0], _classes_of(config)) if _classes_of(config) else "Update transformers.",
-        )
-    wanted = getattr(named, "config_class", None)
-    if not (isinstance(wanted, type) and isinstance(made, wanted)):
-        raise UsageError(
-            f"{names[0]} is no class of a {config['model_type']}.",
-            why=f"{where} names both: architectures and model_type.",
-            fix=close_match(names[0], _classes_of(config)),
-        )
-    return named
-
-
-def _class_for(task: str, config: Mapping[str, Any], made: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    """Return transformers' class for a task and a type of model, or None if it has none."""
-    from transformers.models.auto import modeling_auto
-
-    if task == FEATURES and made.model_type in ENCODERS:
-        encoder: type[PreTrainedModel] = named_class(ENCODERS[made.model_type], config)
-        return encoder
-    try:
-        found = getattr(modeling_auto, TASKS[task]).get(type(made), None)
-    except ValueError:  # the table names a class that this release of transformers does not have
-        return None
-    chosen: type[PreTrainedModel] | None = found[0] if isinstance(found, tuple) else found
-    return chosen
-
-
-def refuse_decoder(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
-    """Refuse a class that has an encoder and a decoder.
-
-    Raises:
-        UsageError: it is one.
-    """
-    if "decoder_input_ids" not in inspect.signature(kind.forward).parameters:
-        return
-    encoder = ENCODERS.get(config.model_type)
-    raise UsageError(
-        f"{kind.__name__} has an encoder and a decoder.",
-        why="The decoder sees all outputs of the encoder, and writes token by token: that takes files of its own.",
-        fix=f"{argument('task', FEATURES)} exports its encoder alone, {encoder}." if encoder else "",
-    )
-
-
-def named_class(name: str, config: Mapping[str, Any]) -> Any:
-    """Return a class of transformers by name, at its root or in the module of the model's type, or None."""
-    if not name.isidentifier():
-        return None
-    kind = str(config.get("model_type", "")).replace("-", "_")
-    modules = (kind, kind.removesuffix("_text"), kind.removesuffix("_encoder"))
-    owners = [f"transformers.models.{module}.modeling_{module}" for module in modules if module.isidentifier()]
-    for owner in ("transformers", *owners):
-        with suppress(ImportError):
-            found = getattr(import_module(owner), name, None)
-            if found is not None:
-                return found
-    return None
-
-
-def _classes_of(config: Mapping[str, Any]) -> list[str]:
-    from transformers.models.auto import modeling_auto
-
-    kind = str(config.get("model_type", ""))
-    tables = (getattr(modeling_auto, f"{table}_NAMES") for table in TASKS.values())
-    return [table[kind] for table in tables if isinstance(table.get(kind), str)]
 
 
 def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:

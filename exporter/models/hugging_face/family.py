@@ -1,62 +1,27 @@
-"""The row of Hugging Face models."""
+"""Hugging Face models as a family: their file's inputs and outputs, and what computes them."""
 
 from __future__ import annotations
 
-import copy
-import inspect
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ....core.documents.window_view import WindowView, views
-from ....core.error_texts import argument, shown
-from ....core.errors import UsageError
-from ....core.storage.unchanged import Unchanged
+from ....core.geometry import WindowGeometry
 from ....core.tensors import POSITION_IDS
-from ..family import (
-    Family,
-    FolderContents,
-    FolderForm,
-    Inputs,
-    ShapeRequest,
-    Sizes,
-    StepForm,
-    UpstreamClass,
-    sequence_length,
-)
-from ..inference import bounded
-from . import longformer, weights
+from ..family import Inputs, ModelSpec, ShapeRequest, Sizes, State, UpstreamClass
+from ..forms import FolderContents, FolderFamily, FolderRequest, StepCache, StepFamily
+from ..parts.float64 import Float64State
 from .arguments import HuggingFaceArgs
-from .config import (
-    FEATURES,
-    broken,
-    choose_class,
-    is_hugging_face,
-    made_config,
-    named_class,
-    read_config,
-    refuse_decoder,
-    require_transformers,
-    rotation_changes,
-    rotation_grows,
-)
-from .folder import HOW_TO_MERGE, SAFETENSORS, adapters_below, files, refuse_sentence_transformers, unread
-from .module import BATCHED, MASK, load, made_model, of_whole_sequences, parameters
-from .observe import read_layers
-from .reference import check_live, check_numbers, copied, reference, undecided, untouched
-from .releases import changed_meanings
-from .sizes_held import Held, check_counts, check_size, held
+from .config import is_hugging_face, rotation_changes
+from .folder import files
+from .module import MASK, load, of_whole_sequences
+from .reading import CLASS, decided_sizes, read_folder, read_live
+from .reference import reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_module
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-CLASS = "transformers.PreTrainedModel"
-# Outputs that a file has, of all that a model may return.
-_OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 # Files beside the weights that those who run the file need.
 COMPANIONS = (
     "config.json",
@@ -75,265 +40,122 @@ COMPANIONS = (
 )
 # Sequences up to this are compared in any case.
 _SHORT = 256
-# Positions where the configuration states none, and the most of any.
-_POSITIONS, _MOST_POSITIONS = 8192, 1 << 30
 
 
-def describe(
-    kind: type[PreTrainedModel],
-    raw: Mapping[str, Any],
-    config: PreTrainedConfig,
-    where: str,
-    found: Held | None = None,
-) -> HuggingFaceArgs:
-    """Read everything about a model that does not need its weights.
+class HuggingFaceFamily(FolderFamily[HuggingFaceArgs], StepFamily[HuggingFaceArgs]):
+    """Every `PreTrainedModel` of transformers whose layers have windows."""
 
-    Args:
-        kind: its class.
-        raw: the values of `config.json`.
-        config: the configuration that `made_config` makes of them; it stays as it is.
-        where: the folder's name, for errors.
-        found: what its files of weights hold; None for a live model.
+    name = "hugging-face"
+    arguments = HuggingFaceArgs
+    classes = (UpstreamClass(CLASS),)
+    window_argument = "window"
+    tokens = ("input_ids",)
+    dynamic = ("batch", "seq")
+    extra_inputs = frozenset({POSITION_IDS})
+    sizes_are_arguments = False
+    has_experts = True
+    key_mask = MASK
+    fuses = True
+    folder_of = "a Hugging Face model has architectures in config.json"
+    companions = COMPANIONS
+    early_start = True
 
-    Raises:
-        UsageError: the configuration cannot be used, or a layer of the model cannot be exported.
-    """
-    refuse_decoder(kind, config)
-    model = _made(kind, config, where, "meta")
-    if found is not None:
-        check_size(model, found, where)
-    if "input_ids" not in parameters(model):
-        inner = f"A torch.nn.Module of your own, whose forward calls the {kind.__name__}, exports as it is"
-        raise UsageError(
-            f"{kind.__name__} cannot be exported with its windows.",
-            why=f"It takes {model.main_input_name}; windows are read off models of text, which take input_ids.",
-            fix=f"{inner}, without windows as nodes: {argument('factory')}, or localattn.export_module.",
-        )
-    text = config.get_text_config()
-    # Chunks begin after each sequence's padding, and those of the node at the first position: no padding then.
-    chunked = bool(getattr(text, "attention_chunk_size", None))
-    names = ["input_ids", *([MASK] if MASK in parameters(model) and not chunked else [])]
-    own_code = config.model_type in longformer.MODEL_TYPES
-    read = longformer.read_layers if own_code else read_layers
-    layers, run = read(_made(kind, config, where, "cpu") if chunked else model, names)
-    outputs = [name for name in _OUTPUTS if name in run.outputs]
-    if not outputs:
-        raise UsageError(
-            f"{kind.__name__} returns {', '.join(run.outputs) or 'nothing'}.", why=f"Known: {', '.join(_OUTPUTS)}."
-        )
-    shape = run.outputs[outputs[0]]
-    return HuggingFaceArgs(
-        architecture=kind.__name__,
-        config=dict(raw),
-        inputs=tuple(names),
-        outputs=tuple(outputs),
-        per_token=len(shape) > 1 and shape[1] == run.length,
-        layers=tuple(layers),
-        vocab_size=text.vocab_size,
-        longest=longformer.positions(config) if own_code else _positions(text, where),
-    )
+    def sizes(self, args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:
+        """Take as many positions as the configuration states, if no length is given."""
+        return decided_sizes(args, request)
 
+    def inputs(self, args: HuggingFaceArgs, sizes: Sizes) -> Inputs:
+        """List token ids, mask of padding and positions, each `[B, N]`, as far as the file has them."""
+        names = (*args.inputs, *((POSITION_IDS,) if sizes.position_ids else ()))
+        return dict.fromkeys(names, ("int64", (sizes.batch, sizes.seq_len)))
 
-def _positions(config: Any, where: str) -> int:
-    """Return the number of positions that a configuration states.
+    def outputs(self, args: HuggingFaceArgs) -> tuple[str, ...]:
+        """Return those that the model returned when it was read."""
+        return args.outputs
 
-    Raises:
-        UsageError: it states none at all.
-    """
-    stated = getattr(config, "max_position_embeddings", None)
-    if stated is None:
-        return _POSITIONS
-    if not isinstance(stated, int) or not 1 <= stated <= _MOST_POSITIONS:
-        why = f"It is from 1 to {_MOST_POSITIONS:,}."
-        raise UsageError(f"{where}: max_position_embeddings is {shown(stated)}.", why=why)
-    return stated
+    def module(self, spec: ModelSpec[HuggingFaceArgs]) -> nn.Module:
+        """Build upstream's own module, with its attention as nodes."""
+        return of_whole_sequences(spec)
 
+    def reference(
+        self,
+        spec: ModelSpec[HuggingFaceArgs],
+        state: Float64State,
+        inputs: Mapping[str, Tensor],
+        positions: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """Compute upstream's own module, loaded from the user's folder."""
+        return reference(spec, state, inputs)
 
-def _made(kind: type[PreTrainedModel], config: PreTrainedConfig, where: str, device: str) -> PreTrainedModel:
-    """Build a model from a copy of its configuration.
+    def load(self, module: nn.Module, state: State) -> None:
+        """Load weights and buffers; what is tied in the state is tied in the module."""
+        load(module, state)
 
-    Raises:
-        UsageError: the configuration cannot be used.
-    """
-    try:
-        return made_model(kind, copy.deepcopy(config), device, BATCHED)
-    except UsageError:
-        raise
-    except Exception as error:  # each class refuses values in its own way
-        raise broken(where, error, config.to_dict()) from error
+    def token_limit(self, args: HuggingFaceArgs) -> int:
+        """Return the size of the vocabulary."""
+        return args.vocab_size
 
+    def layers(self, args: HuggingFaceArgs) -> list[WindowGeometry]:
+        """Return the windows that were read off the model's masks."""
+        return [layer.geometry for layer in args.layers]
 
-def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
-    require_transformers()
-    raw, task, known = read_config(folder), given.get("task"), given.get("known", {})
-    alone = task == FEATURES or "architecture" in known
-    notes = refuse_sentence_transformers(folder, alone=alone)
-    paths = files(folder)
-    state = Unchanged(paths)
-    found = held([path for path in paths if path.suffix == SAFETENSORS], folder.name)
-    check_counts(raw, found, folder.name)
-    with weights.told() as said:
-        config = made_config(raw, folder.name)
-    _refuse_extra_files(config, folder.name)
-    kind = choose_class(raw, config, task, folder.name, known.get("architecture"))
-    args = describe(kind, raw, config, folder.name, found)
-    # Sizes that the model does not have are refused before its weights are read.
-    shapes: ShapeRequest | None = given.get("shapes")
-    if shapes is not None and given.get("steps"):
-        step_arguments(args, shapes.batch, shapes.max_length)
-    elif shapes is not None:
-        _sizes(args, shapes)
-    model, told = weights.load_model(kind, config, folder, found, saved=_saved(kind, raw))
-    check_numbers(model, args)
-    notes += [*told, *_said(args), *(f"transformers: {line[:400]}" for line in said.lines)]
-    left = unread(folder)
-    if left:
-        notes.append(f"transformers does not read {bounded(left, 3)} of {folder.name}, and neither does the export")
-    if raw.get("auto_map"):
-        notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")
-    if known.get("max_length") is not None:  # the arguments of a step file
-        args = HuggingFaceArgs(**{**args.model_dump(), "inputs": known["inputs"], "max_length": known["max_length"]})
-    original = weights.original(kind, folder, state)
-    doubts = changed_meanings(raw)
-    below = adapters_below(folder)
-    if below:
-        doubts.append(
-            f"{folder.name} has adapters in folders of their own ({bounded(below, 3)}), which transformers does not "
-            f"apply to its weights, and neither does the export. If they belong to the model: {HOW_TO_MERGE}"
-        )
-    return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes, doubts, original)
+    def window_views(self, class_name: str, args: HuggingFaceArgs, sizes: Sizes | None) -> list[WindowView]:
+        """Return the windows of the layers that do not see all keys, by their paths in the model."""
+        length = args.longest if sizes is None else sizes.seq_len
+        return views([(layer.path, layer.geometry) for layer in args.layers if not layer.geometry.sees_all], length)
+
+    def undecided(
+        self, spec: ModelSpec[HuggingFaceArgs], state: Float64State, inputs: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> Tensor | None:
+        """Return the tokens whose experts rounding decides."""
+        return undecided(spec, state, inputs, dtype)
+
+    def untouched(self, spec: ModelSpec[HuggingFaceArgs], original: Callable[[], nn.Module]) -> nn.Module:
+        """Load upstream's own module in fp32."""
+        return untouched(spec.args, original)
+
+    def longest_compared(self, args: HuggingFaceArgs) -> int:
+        """Return a length over every window and change of rotary embedding: the cost grows with its square."""
+        return max(2 * args.window + 2, _SHORT, *(length + 1 for length in rotation_changes(args.config)))
+
+    def recognises_folder(self, folder: Path) -> bool:
+        """Look for a configuration of transformers."""
+        return is_hugging_face(folder)
+
+    def files(self, folder: Path) -> list[Path]:
+        """List config.json, then the files of weights."""
+        return files(folder)
+
+    def read(self, folder: Path, request: FolderRequest) -> FolderContents:
+        """Read a folder with transformers."""
+        return read_folder(folder, request)
+
+    def read_live(self, module: nn.Module) -> FolderContents | None:
+        """Read a live model of transformers."""
+        return read_live(module)
+
+    def step_module(self, spec: ModelSpec[HuggingFaceArgs], chunk: int) -> nn.Module:
+        """Build upstream's own module, with its attention as step nodes."""
+        return step_module(spec, chunk)
+
+    def step_call(
+        self, module: nn.Module, data: Sequence[Tensor], position: Tensor, caches: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Call it with all data inputs."""
+        outputs: tuple[Tensor, ...] = module(data, position, caches)
+        return outputs
+
+    def step_caches(self, spec: ModelSpec[HuggingFaceArgs]) -> list[StepCache]:
+        """List the rings of every layer that has its own, then what hides padding."""
+        return step_caches(spec)
+
+    def max_positions(self, args: HuggingFaceArgs) -> int | None:
+        """Return the positions that the step file was exported for."""
+        return args.max_length
+
+    def step_arguments(self, args: HuggingFaceArgs, batch: int, max_length: int | None) -> HuggingFaceArgs:
+        """Return them with the number of positions, and with the inputs of a step file."""
+        return step_arguments(args, batch, max_length)
 
 
-def _refuse_extra_files(config: PreTrainedConfig, where: str) -> None:
-    """Refuse a type of which transformers reads weights from files that no index lists.
-
-    Raises:
-        UsageError: it is one.
-    """
-    extra = list(getattr(type(config), "extra_files", ()))
-    if extra:
-        raise UsageError(
-            f"{where} is of the type {config.model_type}, which cannot be exported.",
-            why=f"It keeps weights in files of their own: {bounded(extra, 3)}.",
-        )
-
-
-def _saved(kind: type[PreTrainedModel], raw: Mapping[str, Any]) -> type[PreTrainedModel] | None:
-    """Return the class that a folder was saved as, if it is another one than is exported; without a name, any model."""
-    names = raw.get("architectures")
-    if isinstance(names, list) and kind.__name__ in names:
-        return None
-    from transformers import PreTrainedModel
-
-    saved = named_class(str(names[0]), raw) if isinstance(names, list) and names else None
-    return saved if isinstance(saved, type) and issubclass(saved, PreTrainedModel) else PreTrainedModel
-
-
-def _live(module: nn.Module) -> FolderContents | None:
-    """Read a live model; transformers is not imported to see that a module is none."""
-    bases = {(owner.__module__, owner.__name__) for owner in type(module).__mro__}
-    if ("transformers.modeling_utils", "PreTrainedModel") not in bases:
-        return None
-    model: Any = module
-    raw, name = json.loads(model.config.to_json_string()), type(model).__name__
-    args = describe(type(model), raw, made_config(raw, name), name)
-    state = {name: tensor.cpu() for name, tensor in weights.whole_state(model).items()}
-    check_live(model, args, state)
-    return FolderContents(CLASS, args.model_dump(), state, _said(args), original=copied(model))
-
-
-def _said(args: HuggingFaceArgs) -> list[str]:
-    """Say what was read off the model."""
-    own_code = args.config.get("model_type") in longformer.MODEL_TYPES
-    notes = [f"{args.architecture}: {args.describe()}, read off its own {'layers' if own_code else 'masks'}"]
-    if own_code:
-        notes.append(longformer.NOTE)
-    if rotation_grows(args.config):
-        changes = "its rotary embedding is of the type 'dynamic', and changes beyond them"
-        notes.append(f"a file of whole sequences takes positions below {args.longest}: {changes}")
-    return notes
-
-
-def _sizes(args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:
-    length = sequence_length(request, args.longest)
-    if length > args.longest:
-        raise UsageError(f"The sequence length is {length}.", why=f"{args.architecture} has {args.longest} positions.")
-    if request.position_ids:
-        _check_positions(args)
-    return Sizes(length, request.batch, 1, 1, mask=False, attn_bias=False, position_ids=request.position_ids)
-
-
-def _check_positions(args: HuggingFaceArgs) -> None:
-    """Refuse positions as an input of a model that does not take them as one.
-
-    Raises:
-        UsageError: it has no such argument, or takes positions that begin again for packed sequences.
-    """
-    kind = named_class(args.architecture, args.config)
-    if POSITION_IDS not in inspect.signature(kind.forward).parameters:
-        why = f"{args.architecture} takes {', '.join(args.inputs)}."
-    elif MASK not in args.inputs:
-        why = "Without the mask of padding it would take positions that begin again for packed sequences."
-    else:
-        return
-    raise UsageError(
-        f"{argument('position_ids', True)} does not apply.", why=why, fix=f"Leave {argument('position_ids')} out."
-    )
-
-
-def _inputs(args: HuggingFaceArgs, sizes: Sizes) -> Inputs:
-    names = (*args.inputs, *((POSITION_IDS,) if sizes.position_ids else ()))
-    return dict.fromkeys(names, ("int64", (sizes.batch, sizes.seq_len)))
-
-
-def _longest_compared(args: HuggingFaceArgs) -> int:
-    """Return a length over every window and change of rotary embedding: time and memory grow with its square."""
-    return max(2 * args.window + 2, _SHORT, *(length + 1 for length in rotation_changes(args.config)))
-
-
-def _views(class_name: str, args: HuggingFaceArgs, sizes: Sizes | None) -> list[WindowView]:
-    length = args.longest if sizes is None else sizes.seq_len
-    return views([(layer.path, layer.geometry) for layer in args.layers if not layer.geometry.sees_all], length)
-
-
-HUGGING_FACE = Family(
-    name="hugging-face",
-    arguments=HuggingFaceArgs,
-    classes=(UpstreamClass(CLASS),),
-    window_argument="window",
-    sizes=_sizes,
-    inputs=_inputs,
-    outputs=lambda args: tuple(args.outputs),
-    module=of_whole_sequences,
-    reference=reference,
-    folder=FolderForm(
-        recognises=is_hugging_face,
-        recognised_by="a Hugging Face model has architectures in config.json",
-        files=files,
-        read=_read,
-        companions=COMPANIONS,
-        live=_live,
-    ),
-    step=StepForm(
-        module=step_module,
-        call=lambda model, data, position, caches: model(data, position, caches),
-        caches=step_caches,
-        max_positions=lambda args: args.max_length,
-        arguments=step_arguments,
-        early_start=True,
-    ),
-    load=load,
-    tokens=("input_ids",),
-    token_limit=lambda args: args.vocab_size,
-    layers=lambda args: [layer.geometry for layer in args.layers],
-    describe_window=lambda args: args.describe(),
-    window_views=_views,
-    dynamic=("batch", "seq"),
-    extra_inputs=frozenset({POSITION_IDS}),
-    key_mask=MASK,
-    undecided=undecided,
-    untouched=lambda spec, original: untouched(spec.args, original),
-    fuses=True,
-    longest_compared=_longest_compared,
-    sizes_are_arguments=False,
-)
+HUGGING_FACE = HuggingFaceFamily()

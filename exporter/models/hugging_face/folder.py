@@ -18,7 +18,8 @@ from ....core.error_texts import argument, shown
 from ....core.errors import UsageError
 from ....core.storage.reading import open_plain, read_json, read_plain
 from ..inference import bounded
-from .config import CONFIG, FEATURES, raised, read_config
+from .config import CONFIG, raised, read_config
+from .model_class import FEATURES
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SAFETENSORS, SAFETENSORS_INDEX = ".safetensors", ".safetensors.index.json"
@@ -36,7 +37,7 @@ HOW_TO_MERGE = (
     "PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)"
 )
 # Kinds of PEFT that put something in front of the tokens, or choose layers as they run: nothing can merge them.
-_NEVER_MERGED = frozenset(
+NEVER_MERGED = frozenset(
     ("PREFIX_TUNING", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "CPT", "ADAPTION_PROMPT", "XLORA", "POLY")
 )
 _UNQUANTISED = f"Export the original weights; {argument('weight_dtype', 'int8')} makes them small."
@@ -78,7 +79,7 @@ def _how_to_merge(folder: Path) -> str:
     except UsageError:
         return HOW_TO_MERGE
     kind = found.get("peft_type") if isinstance(found, Mapping) else None
-    if kind not in _NEVER_MERGED:
+    if kind not in NEVER_MERGED:
         return HOW_TO_MERGE
     return f"{kind} cannot be merged into the weights. Export the base, in a copy of the folder without the adapter."
 

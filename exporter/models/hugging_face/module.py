@@ -19,11 +19,12 @@ from ....core.errors import UsageError
 from ..family import ModelSpec, State
 from ..inference import bounded
 from ..parts.attention_op import grouped_attention_op
-from . import longformer
 from .arguments import HuggingFaceArgs
 from .complex_pairs import ComplexAsPairs
-from .config import made_config, named_class
+from .config import made_config
+from .model_class import named_class
 from .observe import install, scale_nothing, without_cache
+from .types import quirks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -99,13 +100,13 @@ def _check_names(model: nn.Module, state: State) -> None:
         )
 
 
-def of_whole_sequences(spec: ModelSpec) -> nn.Module:
+def of_whole_sequences(spec: ModelSpec[HuggingFaceArgs]) -> nn.Module:
     """Build the same as `exportable`, for sequences of any length that the model has positions for.
 
     A rotary embedding that changes beyond them keeps the frequencies that it begins with, and the file takes no
     position beyond.
     """
-    args: HuggingFaceArgs = spec.args
+    args = spec.args
     model: Any = exportable(spec)
     if scale_nothing(model):
         known = KnownPositions(args.longest)
@@ -157,20 +158,20 @@ def rotary_modules(model: nn.Module) -> list[nn.Module]:
     ]
 
 
-def exportable(spec: ModelSpec) -> nn.Module:
+def exportable(spec: ModelSpec[HuggingFaceArgs]) -> nn.Module:
     """Build the model with its attention as nodes; it takes the file's inputs by name, and returns its outputs."""
-    args: HuggingFaceArgs = spec.args
+    args = spec.args
     model = build(args, BATCHED)
     for layer in args.layers:
         setattr(model.get_submodule(layer.path), _WINDOW, layer.geometry)
     install(model, _NAME, _attention, _padding_mask)
-    if model.config.model_type in longformer.MODEL_TYPES:
-        longformer.replace_code(model, _attention)
+    quirks = quirks_of(model.config.model_type)
+    quirks.replace_attention(model, _attention)
     for part in model.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             part.register_forward_pre_hook(_take_weights_dtype)
             part.register_forward_hook(_give_fp32)
-    own, given = longformer.forward_of(model), without_cache(model)
+    own, given = quirks.forward_of(model), without_cache(model)
 
     def forward(self: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
         with ComplexAsPairs():

@@ -21,7 +21,7 @@ from ..parts.float64 import Float64State, InFloat64
 from . import routing
 from .arguments import HuggingFaceArgs, Layer
 from .config import broken
-from .module import build, load
+from .module import EAGER, build, load
 from .observe import without_cache
 
 if TYPE_CHECKING:
@@ -36,18 +36,20 @@ _ROUNDED = 0.3
 
 
 def reference(
-    spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor], positions: Tensor | None
+    spec: ModelSpec[HuggingFaceArgs], state: Float64State, inputs: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
     """Compute the outputs of the untouched model in float64."""
     return _run(spec, state, inputs)[0]
 
 
-def undecided(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor | None:
+def undecided(
+    spec: ModelSpec[HuggingFaceArgs], state: Float64State, inputs: Mapping[str, Tensor], dtype: torch.dtype
+) -> Tensor | None:
     """Return the tokens `[B, N]` whose experts rounding decides in a precision; None in a model without experts.
 
     Tokens that see one of them through a later layer are returned too, unless less than a tenth would be left.
     """
-    args: HuggingFaceArgs = spec.args
+    args = spec.args
     if not any("expert" in name for name in args.config):
         return None
     batch, length = shape = inputs[args.inputs[0]].shape
@@ -74,9 +76,11 @@ def _seeing(marked: Tensor, layer: Layer) -> Tensor:
     return (before[:, end] > before[:, first]) | marked
 
 
-def _run(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+def _run(
+    spec: ModelSpec[HuggingFaceArgs], state: Float64State, inputs: Mapping[str, Tensor]
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """Compute the outputs, and by how much each choice of experts was decided."""
-    args: HuggingFaceArgs = spec.args
+    args = spec.args
     model: Any = state.original()
     with torch.no_grad(), InFloat64() as mode:
         result = model(**inputs, **without_cache(model), return_dict=True)
@@ -116,7 +120,7 @@ def _refuse_nan(found: Tensor, model: nn.Module, args: HuggingFaceArgs) -> None:
 def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> None:
     """Refuse a live model that computes something else than its configuration and its weights say.
 
-    Neither shows hooks, or values that were changed in its modules.
+    Neither config nor weights reveal hooks or patched values.
 
     Raises:
         UsageError: its outputs differ on random tokens, of which there are more than in a window.
@@ -166,7 +170,9 @@ def copied(model: PreTrainedModel) -> Callable[[], nn.Module]:
     """
 
     def copy_model() -> nn.Module:
-        module: nn.Module = copy.deepcopy(model)
-        return module.to("cpu", torch.float32).eval().requires_grad_(False)
+        module: Any = copy.deepcopy(model)
+        module.set_experts_implementation(EAGER)  # how PyTorch computes experts; other ways have no float64
+        plain: nn.Module = module.to("cpu", torch.float32).eval().requires_grad_(False)
+        return plain
 
     return copy_model

@@ -26,7 +26,8 @@ from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
 from ....core.nodes.attention import OUTSIDE_SCORE
 from ....core.nodes.step import StepAttributes, ring_slots
-from ..family import ModelSpec, StepCache, cache_pairs
+from ..family import ModelSpec
+from ..forms import StepCache, cache_pairs
 from ..parts.float64 import InFloat64
 from ..parts.step_attention_op import step_attention_op
 from ..parts.step_rotary import rows_of
@@ -88,9 +89,9 @@ def ring_of(args: HuggingFaceArgs, layer: Layer) -> WindowGeometry:
     return WindowGeometry.reaching(args.max_length - 1, 0)
 
 
-def step_caches(spec: ModelSpec) -> list[StepCache]:
+def step_caches(spec: ModelSpec[HuggingFaceArgs]) -> list[StepCache]:
     """List the rings of keys and values of every layer that has its own, then the biases that hide padding."""
-    args: HuggingFaceArgs = spec.args
+    args = spec.args
     batch = spec.sizes.batch
     found: list[StepCache] = []
     for index, layer in _owners(args):
@@ -110,12 +111,12 @@ def _rings(args: HuggingFaceArgs) -> list[int]:
     return list(dict.fromkeys(ring_slots(ring_of(args, layer)) for layer in args.layers))
 
 
-def step_module(spec: ModelSpec, chunk: int) -> nn.Module:
+def step_module(spec: ModelSpec[HuggingFaceArgs], chunk: int) -> nn.Module:
     """Build the model for calls of `chunk` tokens.
 
     It takes the data inputs, the position and the caches, and returns the output and the next caches.
     """
-    args: HuggingFaceArgs = spec.args
+    args = spec.args
     model: Any = exportable(spec)
     state = StepState(args, chunk, model)
     model.localattn_steps = state

@@ -22,19 +22,17 @@ from torch import Tensor, nn
 from ....core.errors import UsageError
 from ....core.storage.unchanged import Unchanged
 from ..inference import bounded
-from .config import ENCODERS, broken, grows, named_class, raised, read_config
+from .config import broken, grows, raised, read_config
 from .folder import HOW_TO_MERGE
+from .model_class import named_class
 from .sizes_held import Held
+from .types import quirks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
 
-# Class → prefix of tensors that no output of a file depends on, and that a folder saved by another class lacks.
-_UNREAD = {"LongformerModel": "pooler."}
-# Encoder that is exported alone → names of its tensors in whole models, as patterns, and what they become.
-_INSIDE = {"LEDEncoder": {r"^(led\.)?encoder\.": "", r"^(led\.)?shared\.": "embed_tokens."}}
 # Parts of names that only tensors of adapters have, and of quantised weights.
 _OF_ADAPTERS = re.compile(
     r"\blora_|\.lora\.|\bbase_layer\.|\bmodules_to_save\.|\boriginal_module\.|\bia3_|\bprompt_(?:embeddings|encoder)\b"
@@ -104,8 +102,10 @@ def load_model(
     Raises:
         UsageError: tensors are missing, unexpected, or have other shapes; or a file is damaged.
     """
+    quirks = quirks_of(config.model_type)
+    names = quirks.encoder_tensors if kind.__name__ == quirks.encoder else None
     with told() as handler:
-        model, info = _loaded(kind, folder, config=config, key_mapping=_INSIDE.get(kind.__name__))
+        model, info = _loaded(kind, folder, config=config, key_mapping=names)
     notes = _check_tensors(model, info, folder, found, saved)
     notes += _untied(model, folder.name)
     notes += [f"transformers: {line[:400]}" for line in handler.lines]
@@ -148,7 +148,8 @@ def _check_tensors(
     """
     kind = type(model).__name__
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    unread = [name for name in missing if name.startswith(_UNREAD.get(kind, "\0"))]
+    without_effect = quirks_of(model.config.model_type).tensors_without_effect(kind)
+    unread = [name for name in missing if name.startswith(without_effect)]
     missing = [name for name in missing if name not in unread]
     wrong = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in info["mismatched_keys"])
     _refuse_foreign(found.names, folder)
@@ -271,7 +272,8 @@ def _owner(kind: type[PreTrainedModel], folder: Path) -> Any:
     """Return the class to load: an encoder alone is loaded inside the class that the folder was saved as."""
     raw = read_config(folder)
     names = raw.get("architectures")
-    if kind.__name__ not in ENCODERS.values() or not isinstance(names, list) or kind.__name__ in names:
+    quirks = quirks_of(raw.get("model_type"))
+    if kind.__name__ != quirks.encoder or not isinstance(names, list) or kind.__name__ in names:
         return kind
     return named_class(str(names[0]), raw) or kind
 

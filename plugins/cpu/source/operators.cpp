@@ -1,4 +1,4 @@
-// The operators as onnxruntime is told of them, and the function by which it asks.
+// The operators registered with onnxruntime, and the function that registers them.
 #include <map>
 #include <memory>
 #include <mutex>
@@ -281,7 +281,7 @@ const Domains& domains_of(const OrtApi* api) {
 }  // namespace
 }  // namespace localattn
 
-// What `register_custom_ops_library` of onnxruntime looks for.
+// The entry point that onnxruntime's `register_custom_ops_library` calls.
 EXPORTED localattn::OrtStatus* RegisterCustomOps(localattn::OrtSessionOptions* options,
                                                  const localattn::OrtApiBase* base) {
   using namespace localattn;

@@ -116,7 +116,7 @@ void registerWith(std::string const& tensorrt, std::string const& plugin) {
   int32_t const index = indexIn(version);
   if (index == kUNKNOWN) {
     complain(tensorrt + " is release " + std::to_string(version) +
-             ", of which nothing is known: no plugin is registered");
+             ", which is unknown: no plugin is registered");
     return;
   }
   void* const registry = reinterpret_cast<void* (*)()>(functionOf(tensorrt, "getPluginRegistry"))();

@@ -11,7 +11,7 @@ using Severity = nvinfer1::ILogger::Severity;
 
 void useLoggerFinder(nvinfer1::ILoggerFinder* finder) noexcept;
 void say(Severity severity, std::string const& text) noexcept;
-// A text that was said before is not said again: TensorRT asks the same question of every copy of a plugin.
+// Each text is logged only once: TensorRT asks every copy of a plugin the same question.
 void sayOnce(Severity severity, std::string const& text) noexcept;
 
 }  // namespace localattn

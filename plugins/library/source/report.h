@@ -1,5 +1,5 @@
-// What this library tells besides TensorRT's interface: exported functions in C, for `localattn` and for the library
-// beside it that registers this one.
+// Exported C functions beyond TensorRT's interface, for `localattn` and for the companion library that registers this
+// one.
 #pragma once
 
 #include <cstddef>

@@ -1,1 +1,1 @@
-"""The scripts that travel in a bundle: they need neither torch nor localattn there; the package uses them too."""
+"""Hold the scripts that are copied into bundles and need neither torch nor localattn; the package uses them too."""

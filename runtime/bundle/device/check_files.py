@@ -1,4 +1,4 @@
-"""Read the manifest of a bundle and check its files against it; needs the standard library alone.
+"""Read the manifest of a bundle and check its files against it; needs only the standard library.
 
 Nothing of a bundle is loaded before these checks: first the paths, then the set of files, their sizes and SHA-256.
 """
@@ -57,7 +57,7 @@ _SCHEMA = {
 _LARGEST = (1 << 63) - 1
 _KINDS = ("onnx", "engine")
 _HEX = re.compile("[0-9a-f]{64}")
-# Names that Windows reserves for devices, whatever follows their first dot.
+# Names that Windows reserves for devices, with any suffix.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
@@ -65,7 +65,7 @@ def parse_manifest(text: bytes) -> Report:
     """Parse a manifest, and check its types, paths and references.
 
     Raises:
-        Fault: it is no manifest, of another version, or it contradicts itself; the first problem is named.
+        Fault: it is not a manifest, has another version, or contradicts itself; the first problem is named.
     """
     try:
         manifest = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
@@ -73,7 +73,7 @@ def parse_manifest(text: bytes) -> Report:
         if (manifest["format"], manifest["format_version"]) != ("localattn-bundle", 1):
             raise ValueError(f"it is {manifest['format'][:40]!r} version {manifest['format_version']}")
         if path_problem(manifest["name"]) or "/" in manifest["name"]:
-            raise ValueError(f"its name {manifest['name'][:100]!r} is no name of a folder")
+            raise ValueError(f"its name {manifest['name'][:100]!r} is not a valid folder name")
         _check_files(manifest["files"])
         _check_references(manifest)
     except (ValueError, RecursionError) as error:
@@ -83,25 +83,25 @@ def parse_manifest(text: bytes) -> Report:
 
 
 def read_expected(text: bytes, expected: str | None) -> tuple[Report, str]:
-    """Parse a manifest, which must have the SHA-256 `expected` where one is given; return it and its SHA-256.
+    """Parse a manifest, which must have the SHA-256 `expected` if given; return it and its SHA-256.
 
     Raises:
         Fault: it is another one, or as of `parse_manifest`.
     """
     digest = hashlib.sha256(text).hexdigest()
     if expected not in (None, digest):
-        raise Fault(ALTERED, f"{MANIFEST} is not the one expected.", f"Its SHA-256 is {digest}.")
+        raise Fault(ALTERED, f"{MANIFEST} is not the expected one.", f"Its SHA-256 is {digest}.")
     return parse_manifest(text), digest
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Report:
     if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("a key stands in it twice")
+        raise ValueError("it has a key twice")
     return dict(pairs)
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _check_types(value: Any, schema: Any, place: str) -> None:
@@ -122,7 +122,9 @@ def _check_types(value: Any, schema: Any, place: str) -> None:
         raise ValueError(f"{place} is a {type(value).__name__}")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{place} is not finite")
-    elif isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:  # Python's have any size, floats have not
+    elif (
+        isinstance(value, int) and not -_LARGEST <= value <= _LARGEST
+    ):  # Python's integers have any size, floats do not
         raise ValueError(f"{place} is beyond 64 bits")
 
 
@@ -140,16 +142,19 @@ def _check_references(manifest: Report) -> None:
     named += [sample[part] for sample in manifest["samples"] for part in ("model", "inputs", "outputs")]
     for path in named:
         if path not in listed:
-            raise ValueError(f"{path[:100]!r} is used and not listed among its files")
+            raise ValueError(f"{path[:100]!r} is used but not listed among its files")
     for model in models.values():
         source = models.get(model["samples_of"])
         if model["kind"] not in _KINDS or source is None or source["kind"] != "onnx":
-            raise ValueError(f"model {model['path']!r} is of no known kind, or borrows the samples of none")
+            raise ValueError(
+                f"model {model['path']!r} is of an unknown kind, or refers to the samples of a model that does not "
+                "exist"
+            )
         bounds = model["tolerance"]
         if min(bounds["atol"], bounds["rtol"]) < 0:
             raise ValueError(f"model {model['path']!r} has a negative tolerance")
     if len(models) != len(manifest["models"]) or any(sample["model"] not in models for sample in manifest["samples"]):
-        raise ValueError("a model is listed twice, or a sample belongs to none")
+        raise ValueError("a model is listed twice, or a sample belongs to no model")
 
 
 def check_paths(paths: list[str]) -> None:
@@ -168,13 +173,13 @@ def check_paths(paths: list[str]) -> None:
             raise ValueError(f"path {path[:100]!r} {problem}")
         key = _fold(path)
         if key in seen:
-            raise ValueError(f"path {path!r} is there twice (or with other capitals)")
+            raise ValueError(f"path {path!r} occurs twice (or with other capitals)")
         seen.add(key)
         parts = path.split("/")
         for depth in range(1, len(parts)):
             folder = "/".join(parts[:depth])
             if folders.setdefault(_fold(folder), folder) != folder:
-                raise ValueError(f"folder {folder!r} is there twice with other capitals")
+                raise ValueError(f"folder {folder!r} occurs twice with other capitals")
     if seen & folders.keys():
         raise ValueError(f"path {min(seen & folders.keys())!r} is both a file and a folder")
 
@@ -184,7 +189,7 @@ def path_problem(path: str) -> str:
     if not path or len(path.encode("utf-8", "surrogatepass")) > 240:
         return "is empty or longer than 240 bytes"
     if not path.isprintable() or any(sign in path for sign in '\\:*?"<>|'):
-        return "has a character that some file system refuses"
+        return "has a character that some file systems refuse"
     for part in path.split("/"):
         if part in ("", ".", ".."):
             return "is absolute, or leaves the folder"
@@ -201,12 +206,12 @@ def read_manifest(folder: Path) -> bytes:
     """Return the bytes of the manifest in `folder`.
 
     Raises:
-        Fault: there is none, it is a link, or it is too large to be one.
+        Fault: there is no manifest, or it is a link or too large.
     """
     path = folder / MANIFEST
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise Fault(NO_BUNDLE, f"{path} is not a plain file.", "A link could lead anywhere.")
+            raise Fault(NO_BUNDLE, f"{path} is not a regular file.", "A link could lead anywhere.")
         with path.open("rb") as stream:
             text = stream.read(MAX_MANIFEST + 1)
     except (OSError, ValueError) as error:
@@ -217,7 +222,7 @@ def read_manifest(folder: Path) -> bytes:
 
 
 def check_folder(folder: Path, manifest: Report) -> None:
-    """Compare a folder with its manifest: the same files, plain ones, of the same size and SHA-256.
+    """Compare a folder with its manifest: the same regular files, with the same size and SHA-256.
 
     Raises:
         Fault: a link or special file (2); a file missing, added or altered (1).
@@ -259,11 +264,12 @@ def check_bytes(path: str, entry: Report, blocks: Iterable[bytes]) -> None:
     for block in blocks:
         digest.update(block)
     if digest.hexdigest() != entry["sha256"]:
-        raise _altered(path, "Its SHA-256 is not the one of the manifest.")
+        raise _altered(path, "Its SHA-256 differs from the manifest's.")
 
 
 def _altered(path: str, why: str) -> Fault:
-    return Fault(ALTERED, f"{path} was altered.", why, "Copy the bundle again; do not use this one.")
+    what = f"{path} was changed after it was written."
+    return Fault(ALTERED, what, why, "Copy the bundle again; do not use this one.")
 
 
 def _plain_files(folder: Path) -> Iterator[tuple[str, int]]:
@@ -280,6 +286,6 @@ def _plain_files(folder: Path) -> Iterator[tuple[str, int]]:
             elif stat.S_ISREG(mode):
                 yield path, entry.stat(follow_symlinks=False).st_size
             else:
-                raise Fault(NO_BUNDLE, f"{path!r} is not a plain file.", "A bundle has no links and no devices.")
+                raise Fault(NO_BUNDLE, f"{path!r} is not a regular file.", "A bundle has no links and no devices.")
             if count > 2 * MAX_FILES:
                 raise Fault(NO_BUNDLE, f"{folder} has too many files for a bundle.")

@@ -7,21 +7,21 @@ from typing import Any
 
 Report = dict[str, Any]
 
-ONLY_IF_TOLD = "Libraries of a bundle are code: they run only with --run-libraries, or with --manifest-sha256."
+ONLY_IF_TOLD = "A bundle's libraries are code: they run only with --run-libraries or --manifest-sha256."
 
 SUMMED_IN_FP16 = (
-    "Note: on Arm processors onnxruntime sums fp16 products in fp16 from 1.29 on, which costs digits. "
+    "Note: on Arm processors onnxruntime sums fp16 products in fp16 from 1.29 on, which is less accurate. "
     "On the CPU use a model in fp32."
 )
 
 
-# Tolerances of `core/tolerance.py` by element type of a model; others are shown.
+# Tolerances of `core/tolerance.py` by a model's element type; others are displayed.
 USUAL: dict[str, dict[str, float | None]] = {
     "float32": {"atol": 1e-4, "rtol": 1e-4, "cosine": None},
     "float16": {"atol": 1e-2, "rtol": 1e-2, "cosine": 0.999},
     "bfloat16": {"atol": 5e-2, "rtol": 2e-2, "cosine": 0.999},
 }
-# What a row says of a sample without expected outputs.
+# The text of a row for a sample without expected outputs.
 NO_OUTPUTS: Report = {
     "output": "",
     "dtype": "",
@@ -31,7 +31,7 @@ NO_OUTPUTS: Report = {
 
 
 def unusual_tolerance(model: Report) -> str:
-    """Describe a model's tolerance where it is not the usual one of its element type; "" where it is."""
+    """Describe a model's tolerance if it is not the usual one of its element type; else ""."""
     bounds, types = model["tolerance"], {spec["dtype"] for spec in (*model["inputs"], *model["outputs"])}
     usual = USUAL[next((name for name in ("bfloat16", "float16") if name in types), "float32")]
     if all(bounds[name] == value for name, value in usual.items()):
@@ -41,7 +41,7 @@ def unusual_tolerance(model: Report) -> str:
 
 
 def that_prove_something(rows: list[Report]) -> list[Report]:
-    """Return a model's rows; where no row proves anything, as rows that failed for this reason."""
+    """Return a model's rows; if no row proves anything, mark them as failed for this reason."""
     if not all(row["passed"] and row["proves_nothing"] for row in rows):
         return rows
     return [row | {"passed": False, "why": f"this proves nothing: {row['proves_nothing']}"} for row in rows]
@@ -69,7 +69,7 @@ def _summed_in_fp16(row: Report) -> bool:
 
 
 def shown(text: str) -> str:
-    """Write what would steer a terminal as escapes: names in a bundle come from outside."""
+    """Write control characters as escapes, because names in a bundle come from outside."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -96,9 +96,9 @@ def report_lines(report: Report) -> list[str]:
     lines += [f"not run: {entry['model']}: {entry['why']}" for entry in report["not_run"]]
     lines += [f"not run: {library}. {ONLY_IF_TOLD}" for library in report.get("libraries_not_run", ())]
     if not report["rows"] and not report["not_run"]:
-        lines.append("The files are intact. The bundle has no samples, so nothing was run.")
+        lines.append("The files are intact. The bundle has no samples, so no model was run.")
     elif report.get("no_samples"):
-        lines += [f"not run: {model}: the bundle has no samples of it" for model in report["no_samples"]]
+        lines += [f"not run: {model}: the bundle has no samples for it" for model in report["no_samples"]]
     return [shown(line) for line in lines]
 
 

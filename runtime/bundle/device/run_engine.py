@@ -1,4 +1,4 @@
-"""Run a TensorRT or TensorRT-RTX engine with nothing but its Python package, numpy and the CUDA driver.
+"""Run a TensorRT or TensorRT-RTX engine with only its Python package, numpy and the CUDA driver.
 
 The driver is called first, through ctypes: deserialising without one can end the process. Versions and the GPU are
 compared with the manifest before the engine is opened, and only files whose SHA-256 was checked are opened here.
@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# The import name of each backend, and how to get it.
+# The import name of each backend, and how to install it.
 MODULES = {
-    "tensorrt": ("tensorrt", "JetPack and NVIDIA's containers bring it; else pip install tensorrt"),
+    "tensorrt": ("tensorrt", "JetPack and NVIDIA's containers include it; else pip install tensorrt"),
     "tensorrt-rtx": ("tensorrt_rtx", "pip install tensorrt-rtx-cu13"),
 }
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
@@ -31,7 +31,7 @@ class Refused(Exception):
 
 
 class Cuda:
-    """The CUDA driver functions that a run needs, on the first GPU.
+    """Call the CUDA driver functions that a run needs, on the first GPU.
 
     Raises:
         NotHere: no driver, or no GPU.
@@ -115,7 +115,7 @@ def open_engine(
     """
     name, advice = MODULES.get(model["backend"], (model["backend"], ""))
     if not advice:
-        raise NotHere(f"No backend is called {name!r}.")
+        raise NotHere(f"Unknown backend {name!r}.")
     try:
         trt = import_module(name)
     except ImportError as error:
@@ -129,7 +129,7 @@ def open_engine(
     library = _load_plugins(trt, plugins)
     engine = trt.Runtime(logger).deserialize_cuda_engine(path.read_bytes())
     if engine is None:
-        raise Refused(f"TensorRT {trt.__version__} refuses it; its own message is above.")
+        raise Refused(f"TensorRT {trt.__version__} refuses it; see its message above.")
     context = engine.create_execution_context()
     return lambda inputs: _run(trt, cuda, engine, context, inputs), library
 
@@ -137,7 +137,7 @@ def open_engine(
 def _same_release(built: str, here: str) -> None:
     """Refuse an engine of another release: major, minor and patch must be the same."""
     if built and built.split(".")[:3] != here.split(".")[:3]:
-        raise NotHere(f"It was built by TensorRT {built}; here is {here}. Build it again on this device.")
+        raise NotHere(f"It was built by TensorRT {built}; this device has {here}. Build it again on this device.")
 
 
 def _same_gpu(wanted: str, here: str) -> None:
@@ -159,7 +159,7 @@ def _load_plugins(trt: Any, plugins: list[dict[str, Any]]) -> dict[str, Any]:
             return library | {"ops": sorted(name for _, name in after - before)}
         problems.append(f"{library['source']} has no plugins for this TensorRT")
     if plugins:
-        raise NotHere(f"No plugin library loads: {'; '.join(problems)}.")
+        raise NotHere(f"No plugin library could be loaded: {'; '.join(problems)}.")
     return {}
 
 
@@ -170,7 +170,7 @@ def _run(trt: Any, cuda: Cuda, engine: Any, context: Any, inputs: dict[str, Any]
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     takes = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
     if set(takes) != set(inputs):
-        raise Refused(f"The engine takes {sorted(takes)}, the sample gives {sorted(inputs)}.")
+        raise Refused(f"The engine needs {sorted(takes)}, the sample has {sorted(inputs)}.")
     addresses: dict[str, int] = {}
     outputs: dict[str, Any] = {}
     try:
@@ -178,9 +178,9 @@ def _run(trt: Any, cuda: Cuda, engine: Any, context: Any, inputs: dict[str, Any]
             array = np.ascontiguousarray(inputs[name]).reshape(np.shape(inputs[name]))
             wanted = np.dtype(trt.nptype(engine.get_tensor_dtype(name)))
             if array.dtype != wanted:
-                raise Refused(f"Input {name!r} is {array.dtype}; the engine takes {wanted}.")
+                raise Refused(f"Input {name!r} is {array.dtype}; the engine needs {wanted}.")
             if not context.set_input_shape(name, array.shape):
-                raise Refused(f"The engine does not take {name!r} of shape {array.shape}.")
+                raise Refused(f"The engine does not accept {name!r} of shape {array.shape}.")
             addresses[name] = cuda.allocate(array.nbytes)
             cuda.upload(addresses[name], array)
         for name in names:

@@ -15,7 +15,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Files beside this script are not checked yet: no import may find them, and no stale bytecode may replace them.
+    # Other files in this folder are not checked yet: no import may find them, and no stale bytecode may replace them.
     _here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _here]  # noqa: PTH100
     sys.dont_write_bytecode = True
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 @cache
 def _beside(name: str) -> types.ModuleType:
-    """Load the script `name` beside this one from its source."""
+    """Load the script `name` in this folder from its source."""
     module = sys.modules[name] = types.ModuleType(name)  # dataclasses look up their module
     source = Path(__file__).with_name(f"{name}.py")
     exec(compile(source.read_bytes(), str(source), "exec"), module.__dict__)
@@ -60,7 +60,7 @@ Report = dict[str, Any]
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
-    """Read the arrays of an uncompressed `.npz`; a header that claims more than is there allocates nothing."""
+    """Read the arrays of an uncompressed `.npz`; allocate nothing for a header that states too much."""
     import numpy as np
     from numpy.lib import format as npy
 
@@ -69,7 +69,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             if sum(member.file_size for member in members) > path.stat().st_size:
-                raise ValueError("its arrays claim more bytes than the file has")
+                raise ValueError("its arrays state more bytes than the file has")
             for member in members:
                 if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
                     raise ValueError("an array is compressed")
@@ -82,7 +82,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
                 array = np.frombuffer(data.getbuffer()[data.tell() :], dtype)
                 arrays[member.filename.removesuffix(".npy")] = array.reshape(shape, order="F" if column_order else "C")
     except (OSError, EOFError, KeyError, RuntimeError, SyntaxError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise Fault(ALTERED, f"{path.name} holds no sample.", str(error).split("\n")[0][:200]) from error
+        raise Fault(ALTERED, f"{path.name} is not a sample.", str(error).split("\n")[0][:200]) from error
     return arrays
 
 
@@ -102,11 +102,11 @@ _NO_KERNEL = "Could not find an implementation"  # onnxruntime's message for an 
 
 
 def _every(*parts: Sequence[str]) -> list[str]:
-    """List the names that are made of one word of each part, in every combination."""
+    """List all combinations of one word from each part."""
     return ["".join(words) for words in product(*parts)]
 
 
-# The operators of the libraries of kernels for the CPU. Without such a library a model uses its ONNX functions.
+# The operators of the CPU kernel libraries. Without such a library a model uses its ONNX functions.
 KERNELS = (
     *_every(["WindowedAttention"], ["", "Mask"], ["", "Bias"], ["", "Xpos"]),
     *_every(["GroupedWindowedAttention", "GlobalAttention"], ["", "Mask"], ["", "Softcap"], ["", "Sinks"]),
@@ -136,7 +136,7 @@ def load_library(folder: Path, manifest: Report, path: str) -> Report:
 
 
 def check_model(path: Path) -> None:
-    """Refuse an ONNX file that would keep onnxruntime busy forever, take all memory, or read files elsewhere.
+    """Refuse an ONNX file that would never end, use all memory, or read files in other folders.
 
     The package judges a file by the same rules when it opens one.
     """
@@ -190,7 +190,7 @@ def _onnxruntime() -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:2000]  # a long path may come before the reason
+    return " ".join(str(error).split())[:2000]  # a long path may precede the reason
 
 
 def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]:
@@ -202,7 +202,7 @@ def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]
     for name in wanted:
         first = PROVIDERS[name][0][0]
         if first not in ort.get_available_providers():
-            reason = f"{first} is not in this onnxruntime {ort.__version__}."
+            reason = f"onnxruntime {ort.__version__} here was built without {first}."
             continue
         try:
             session = _session(ort, path, name, threads)
@@ -217,11 +217,16 @@ def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]
         raise Fault(MISSING, what, reason, "Use --provider cuda.")
     if wanted[-1] == "cpu":
         raise Fault(ALTERED, f"onnxruntime {ort.__version__} does not load {path.name}.", reason, _too_new(reason))
-    raise Fault(MISSING, f"The provider {provider!r} does not run here.", reason, "Use --provider cpu, or install it.")
+    raise Fault(
+        MISSING,
+        f"The provider {provider!r} does not run on this device.",
+        reason,
+        "Use --provider cpu, or install what the provider needs.",
+    )
 
 
 def _too_new(reason: str) -> str:
-    """Say what helps where onnxruntime refuses a file because it is too new."""
+    """Return advice if onnxruntime refuses a file because it is too new."""
     newest = re.search(r"max supported IR version: (\d+)|till opset (\d+)", reason)
     if newest is None:
         return "Update onnxruntime."
@@ -240,7 +245,7 @@ def _session(ort: Any, path: Path, name: str, threads: int | None, library: str 
         options.register_custom_ops_library(library)
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
-    options.log_severity_level = 4  # onnxruntime also raises what it would print
+    options.log_severity_level = 4  # onnxruntime also raises its messages
     ort.set_default_logger_severity(4)
     if threads is not None:
         options.intra_op_num_threads = threads
@@ -280,7 +285,7 @@ def open_engine(path: Path, model: Report, plugins: list[Report]) -> tuple[str, 
     try:
         return str(model["backend"]), *run_engine.open_engine(path, model, plugins)
     except run_engine.NotHere as error:
-        raise Fault(MISSING, f"{path.name} does not run here.", str(error)) from error
+        raise Fault(MISSING, f"{path.name} does not run on this device.", str(error)) from error
     except run_engine.Refused as error:
         raise Fault(ALTERED, f"{path.name} does not load.", str(error)) from error
 
@@ -381,17 +386,17 @@ def run_bundle(
         for kernels in ("", *(_for_here(model) if takes_kernels else ())):
             try:
                 if model["kind"] == "engine" and model["plugins"] and not libraries:
-                    what = f"{model['path']} needs a plugin library of the bundle. {results.ONLY_IF_TOLD}"
+                    what = f"{model['path']} needs a plugin library from the bundle. {results.ONLY_IF_TOLD}"
                     raise Fault(MISSING, what)
                 rows += run_model(folder, manifest, model, provider, threads, kernels)
             except Fault as fault:
                 not_run.append(_not_run(model["path"], model["kind"], fault))
     not_run += [
-        _not_run(library, "library", Fault(ALTERED, f"{library} was loaded, and has no kernel that a model uses."))
+        _not_run(library, "library", Fault(ALTERED, f"{library} was loaded, but has no kernel that a model uses."))
         for library in sorted(_without_kernels(rows))
     ]
     ran = {row["model"] for row in rows}
-    # A bundle may hold an engine for each kind of GPU, and one that runs is enough.
+    # A bundle may contain an engine for each kind of GPU; one that runs is enough.
     an_engine_ran = any(model["kind"] == "engine" and model["path"] in ran for model in wanted)
     codes = {entry["code"] for entry in not_run if not (an_engine_ran and _for_other_gpu(entry))}
     failed = ALTERED in codes or not all(row["passed"] for row in rows)
@@ -409,7 +414,7 @@ def run_bundle(
 
 
 def nothing_run(manifest: Report) -> Report:
-    """Return the report on intact files of which none was run."""
+    """Return the report for intact files without a run."""
     return {"passed": True, "code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
 
 
@@ -440,8 +445,8 @@ def main() -> int:
     parser.add_argument("--model", help="run only this model of the manifest")
     parser.add_argument("--provider", default="auto", choices=["auto", "cpu", "cuda", "tensorrt"])
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--files-only", action="store_true", help="check the SHA-256 of every file and run nothing")
-    parser.add_argument("--run-libraries", action="store_true", help="also run with the libraries of the bundle")
+    parser.add_argument("--files-only", action="store_true", help="check the SHA-256 of every file; run nothing")
+    parser.add_argument("--run-libraries", action="store_true", help="also run with the bundle's libraries")
     parser.add_argument(
         "--manifest-sha256", help="refuse the bundle unless its manifest has this SHA-256, which allows its libraries"
     )

@@ -1,1 +1,1 @@
-"""What runs inside a Triton server: files that a bundle carries there, which never import this package."""
+"""Hold files that a bundle brings into a Triton server; they never import this package."""

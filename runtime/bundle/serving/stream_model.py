@@ -1,4 +1,4 @@
-"""Serve a step file and its prefill file in Triton's Python backend: any number of tokens a request.
+"""Serve a step file and its prefill file in Triton's Python backend: any number of tokens per request.
 
 Needs numpy and onnxruntime in the server's Python. `stream.json` beside this file says how the two files are called.
 
@@ -36,7 +36,7 @@ class Sequence:
 
 
 class Work:
-    """What is left to do for one request."""
+    """The remaining work of one request."""
 
     def __init__(self, sequence: Sequence, feed: dict[str, Any], length: int, new: int, temperature: float) -> None:
         self.sequence, self.feed, self.length = sequence, feed, length
@@ -78,7 +78,7 @@ class TritonPythonModel:
         """Answer requests of different sequences; called by the server."""
         now = time.monotonic()
         for name in [name for name, kept in self.sequences.items() if now - kept.used > self.facts["idle_seconds"]]:
-            del self.sequences[name]  # the server has dropped it too
+            del self.sequences[name]  # the server has dropped the sequence too
         work = [self._begin(request) for request in requests]
         self._run([each for each in work if isinstance(each, Work)])
         return [self._answer(request, each) for request, each in zip(requests, work, strict=True)]
@@ -90,7 +90,9 @@ class TritonPythonModel:
             if request.flags() & utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
                 self.sequences[name] = self._fresh()
             if name not in self.sequences:
-                raise Refused(f"Sequence {name} is not known here: it ended or was idle. Begin it with sequence_start.")
+                raise Refused(
+                    f"Sequence {name} is unknown: it ended or was idle too long. Begin it with sequence_start."
+                )
             return self._work(self.sequences[name], request)
         except Refused as refused:
             return str(refused)
@@ -112,12 +114,12 @@ class TritonPythonModel:
         first = names[0]
         length = int(feed[first].shape[self.axis])
         if any(array.shape[self.axis] != length for array in feed.values()) or length == 0:
-            raise Refused(f"The inputs {', '.join(names)} hold different numbers of positions, or none.")
+            raise Refused(f"The inputs {', '.join(names)} have different numbers of positions, or none.")
         if self.rows and len(feed[first]) != 1:
-            raise Refused(f"{first} holds {len(feed[first])} sequences; a request is of one.")
+            raise Refused(f"{first} has {len(feed[first])} sequences; a request may have only one.")
         limit = self.facts["vocabulary"]
         if limit and (feed[first].min() < 0 or feed[first].max() >= limit):
-            raise Refused(f"{first} holds a token outside 0 to {limit - 1}.")
+            raise Refused(f"{first} contains a token outside 0 to {limit - 1}.")
         new, temperature = int(self._number(request, _NEW)), float(self._number(request, _TEMPERATURE))
         if new < 0 or not temperature >= 0:
             raise Refused(f"{_NEW} and {_TEMPERATURE} must be 0 or more.")
@@ -145,7 +147,7 @@ class TritonPythonModel:
         return 0 if tensor is None else np.from_dlpack(tensor).reshape(-1)[0]
 
     def _run(self, work: list[Work]) -> None:
-        """Consume and draw, until every request has what it asked for; requests at one position go together."""
+        """Consume and draw until every request is done; join requests at the same position."""
         while left := [each for each in work if self._goes_on(each)]:
             together: dict[tuple[int, int], list[Work]] = {}
             for each in left:
@@ -157,7 +159,7 @@ class TritonPythonModel:
                     self._guarded(group[start : start + most], size)
 
     def _goes_on(self, work: Work) -> bool:
-        """Say whether a request has tokens to consume; where it has consumed all, draw the next one first."""
+        """Return whether a request has tokens to consume; if it has consumed all, draw the next token first."""
         if work.error:
             return False
         if work.done < work.length:
@@ -233,7 +235,7 @@ class TritonPythonModel:
             whole = np.concatenate(work.outputs, self.axis)
             start = whole.shape[self.axis] - max(0, len(work.generated) - 1) - work.answered
             answer = whole[_places(self.axis, start, work.answered)]
-            yield utils.Tensor.from_dlpack(self.output, answer.copy())  # the server refuses a view's strides
+            yield utils.Tensor.from_dlpack(self.output, answer.copy())  # the server refuses views with strides
         if _GENERATED in wanted and work.generated:
             yield utils.Tensor.from_dlpack(_GENERATED, np.array([work.generated], np.int64))
 

@@ -25,7 +25,7 @@ const receive = {
     element("cache").textContent = bytesText(model.cacheBytes);
     element("filled").parentElement.classList.toggle("endless", model.maxPositions === Infinity);
     if (model.vocabulary !== BYTES) {
-      text.placeholder = `Numbers from 0 to ${model.vocabulary - 1}, as 1, 2, 3: the model's tokens have no text here`;
+      text.placeholder = `Numbers from 0 to ${model.vocabulary - 1}, such as 1, 2, 3: this page has no text for the model's tokens`;
       text.inputMode = "numeric";
     }
     say("");
@@ -46,7 +46,7 @@ const receive = {
     framed = true;
   },
   done({ positions }) {
-    if (positions) say(`The model has ${model.maxPositions} positions, and the text fills them: it ends here.`);
+    if (positions) say(`The text ends here: the model has only ${model.maxPositions} positions.`);
     finish();
   },
   error({ what }) {
@@ -54,7 +54,7 @@ const receive = {
   },
 };
 
-/** Begin anew from what is typed. */
+/** Start again from the typed text. */
 function write() {
   element("typed").textContent = text.value;
   if (!model) return;
@@ -66,7 +66,7 @@ function write() {
   decoder = new TextDecoder();
   written.classList.add("stale");
   say("");
-  if (!element("controls").checkValidity()) return refuse("Seed and tokens are whole numbers.");
+  if (!element("controls").checkValidity()) return refuse("Seed and tokens must be whole numbers.");
   let prompt;
   try {
     prompt = tokensOf(text.value);
@@ -76,7 +76,7 @@ function write() {
   state.prompt = prompt;
   if (prompt.length === 0) return refuse("");
   if (prompt.length > model.maxPositions) {
-    return refuse(`The text has ${counted(prompt.length)}, and the model ${model.maxPositions} positions: shorten it.`);
+    return refuse(`The text has ${counted(prompt.length)}, but the model has only ${model.maxPositions} positions: shorten the text.`);
   }
   const settings = { temperature: Number(value("temperature")), seed: BigInt(value("seed")), count: Number(value("count")) };
   state.writing = true;
@@ -91,7 +91,7 @@ function stop() {
   finish();
 }
 
-/** Show no continuation: there is none of such a text. */
+/** Show no continuation, and the reason. */
 function refuse(why) {
   worker.postMessage({ kind: "stop", run: state.run });
   written.textContent = "";
@@ -126,7 +126,7 @@ function paint() {
   show();
 }
 
-/** Buttons and the command below follow what is going on. */
+/** Update the buttons and the command below. */
 function show() {
   document.body.classList.toggle("writing", state.writing);
   element("write").textContent = state.writing ? "Stop" : "Write";
@@ -155,7 +155,7 @@ function tokensOf(typed) {
   if (model.vocabulary === BYTES) return [...new TextEncoder().encode(typed)];
   const words = typed.split(/[\s,]+/).filter(Boolean);
   const wrong = words.find((word) => !/^\d{1,15}$/.test(word) || Number(word) >= model.vocabulary);
-  if (wrong !== undefined) throw new RangeError(`${wrong} is no token: they are numbers from 0 to ${model.vocabulary - 1}.`);
+  if (wrong !== undefined) throw new RangeError(`${wrong} is not a token: tokens are numbers from 0 to ${model.vocabulary - 1}.`);
   return words.map(Number);
 }
 

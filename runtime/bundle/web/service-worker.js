@@ -13,7 +13,7 @@ const FROM_SERVER = { cache: "reload" };
 
 async function keepAll() {
   const { digest, files } = await (await fetch("page.json", FROM_SERVER)).json();
-  if (digest !== DIGEST) throw new Error("Another bundle is served by now; its own worker keeps it.");
+  if (digest !== DIGEST) throw new Error("Another bundle is served now; its own worker keeps it.");
   const cache = await caches.open(CACHE);
   await cache.addAll(["./", "page.json", ...files].map((address) => new Request(address, FROM_SERVER)));
 }

@@ -25,7 +25,7 @@ export class StepModel {
    */
   static async open(files, report) {
     if (typeof WebAssembly === "undefined") {
-      throw new Refusal("This browser refuses WebAssembly, and the model runs in it. Allow it, or try another browser.");
+      throw new Refusal("This browser refuses WebAssembly, which the model needs. Allow it, or try another browser.");
     }
     const model = new StepModel();
     report("Loading onnxruntime-web");
@@ -104,7 +104,7 @@ export class StepModel {
 
   #empty({ dtype, shape, fill }) {
     const size = shape.reduce((product, length) => product * length, 1);
-    if (!ARRAYS[dtype]) throw new Refusal(`This browser has no arrays of ${dtype}, which the model's caches are.`);
+    if (!ARRAYS[dtype]) throw new Refusal(`This browser has no arrays of ${dtype}, which the model's caches need.`);
     return new this.#ort.Tensor(dtype, new ARRAYS[dtype](size).fill(fill), shape);
   }
 

@@ -22,7 +22,7 @@ async function guarded(run, task) {
   try {
     await task();
   } catch (error) {
-    const what = error instanceof Refusal ? error.message : `The model does not run here: ${error.message ?? error}`;
+    const what = error instanceof Refusal ? error.message : `The model does not run in this browser: ${error.message ?? error}`;
     postMessage({ kind: "error", run, what });
   }
 }

@@ -101,8 +101,8 @@ FILES: list[tuple[str, Callable[[Path], bytes] | bytes, str, str]] = [
     ("m.safetensors", b"<html>404</html>" + bytes(20), "a web page", "Download"),
     ("m.pt", b'{"error": "not found"}', "a text of JSON", "`config`"),
     ("m.pt", b"\x08\x0a\x12\x07pytorch" + bytes(60), "an ONNX file", "localattn run"),
-    ("model.zip", zipped, "a ZIP archive with a checkpoint in it", "unzip"),
-    ("model.pt", zipped, "a ZIP archive with a checkpoint in it", "give run/weights.pt"),
+    ("model.zip", zipped, "a ZIP archive that contains a checkpoint", "unzip"),
+    ("model.pt", zipped, "a ZIP archive that contains a checkpoint", "give run/weights.pt"),
     ("model.tar", tarred, "a tar", "tar x"),
     ("model.pt.gz", lambda folder: gzip.compress(b"\x80\x02" + bytes(600)), "compressed (gzip)", "gunzip"),
 ]
@@ -151,4 +151,4 @@ def test_an_optimizer_is_called_one(tmp_path: Path) -> None:
 
 def test_a_list_of_tensors(tmp_path: Path) -> None:
     torch.save([*STATE.values()], tmp_path / "w.pt")
-    assert "holds a list of 2 tensors without names" in refusal(tmp_path / "w.pt").what
+    assert "contains a list of 2 tensors without names" in refusal(tmp_path / "w.pt").what

@@ -132,10 +132,10 @@ SILENT = {
 @pytest.mark.parametrize(("class_name", "kwargs"), CASES)
 def test_the_weights_tell_the_rest(class_name, kwargs):
     given = {name: value for name, value in kwargs.items() if name in SILENT}
-    traceless = class_name == "LocalMHA" and not (
+    hidden = class_name == "LocalMHA" and not (
         kwargs["use_rotary_pos_emb"] or kwargs["qk_rmsnorm"] or kwargs.get("gate_values_per_head")
     )
-    if traceless:
+    if hidden:
         with pytest.raises(UsageError, match="needs heads"):
             infer_config(build(class_name, kwargs).state_dict(), None, given)
         given["heads"] = kwargs["heads"]

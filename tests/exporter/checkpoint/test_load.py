@@ -90,7 +90,7 @@ def test_wrappings(tmp_path, wrap):
 
 def test_the_model_comes_before_its_average(tmp_path):
     path = saved(tmp_path / "w.pt", {"ema": OTHER, "model": STATE})
-    assert "'model'; it also holds ema" in check(path)[0]
+    assert "'model'; the file also contains ema" in check(path)[0]
 
 
 def test_an_ema_pytorch_state_gives_the_average(tmp_path):
@@ -115,12 +115,12 @@ def test_a_part_beside_other_modules_is_refused(tmp_path, part):
     """Its file would be a part of the model; what a wrapper counts beside it is noted."""
     state = {f"{part}.{name}": tensor for name, tensor in STATE.items()}
     path = saved(tmp_path / "w.pt", {**state, "mlp.0.weight": torch.ones(3, 4)})
-    with pytest.raises(UsageError, match=f"holds '{part}' beside other modules: mlp.0.weight"):
+    with pytest.raises(UsageError, match=f"contains '{part}' and other modules: mlp.0.weight"):
         load_state(path)
     counted = saved(tmp_path / "w.pt", {**state, "steps": torch.tensor(7)})
-    assert "left out: steps" in check(counted)[0]
+    assert "dropped: steps" in check(counted)[0]
     wrapped = {f"model.{name}": tensor for name, tensor in STATE.items()}
-    assert "left out: loss.weight" in check(saved(tmp_path / "w.pt", {**wrapped, "loss.weight": torch.ones(3)}))[0]
+    assert "dropped: loss.weight" in check(saved(tmp_path / "w.pt", {**wrapped, "loss.weight": torch.ones(3)}))[0]
 
 
 def test_names_that_collide_without_their_wrapper_are_refused(tmp_path):
@@ -338,7 +338,7 @@ def test_a_file_saved_without_checksums_is_read_and_says_so(tmp_path):
         path = saved(tmp_path / "w.pt", STATE)
     finally:
         torch.serialization.set_crc32_options(computes)
-    assert check(path) == ["the file was saved without checksums: damage to it cannot be told"]
+    assert check(path) == ["the file was saved without checksums, so damage cannot be detected"]
 
 
 def test_archives_torch_did_not_write(tmp_path):

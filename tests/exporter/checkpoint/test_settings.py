@@ -95,13 +95,13 @@ def test_more_than_the_window(tmp_path, state):
     assert (geometry.window_size, geometry.look_backward, geometry.look_forward, geometry.causal) == (4, 2, 1, False)
     assert found.args.use_xpos and found.hyper_connections == "0.3.2"
     found = opened(tmp_path, state, hyper_parameters={**settings, "hyper_connections": "latest"}).resolved
-    assert found.hyper_connections is None and "no release" in found.own.unused[0].why_unused
+    assert found.hyper_connections is None and "not a release" in found.own.unused[0].why_unused
 
 
 @pytest.mark.parametrize(
     ("settings", "shown", "why"),
     [
-        ({"data": {"window_size": 4}}, "hyper_parameters.data.window_size", "data may be"),
+        ({"data": {"window_size": 4}}, "hyper_parameters.data.window_size", "data may describe"),
         ({"optimizer": {"init_args": {WINDOW: 4}}}, f"hyper_parameters.optimizer.init_args.{WINDOW}", "optimizer may"),
         ({WINDOW: 4, "model": {WINDOW: 8}}, f"hyper_parameters.{WINDOW}", "two values"),
         ({"window_size": 4, "attn_window_size": 8}, "hyper_parameters.window_size", "two values"),
@@ -122,7 +122,7 @@ def test_names_that_only_look_alike_yield(tmp_path, state):
     found = opened(tmp_path, state, args={WINDOW: 4, "window_size": 9, "attn_dim": 99, "model_heads": 2}).resolved
     assert found.args.local_attn_window_size == 4 and found.args.dim == 20
     unused = {setting.source: setting.why_unused for setting in found.own.unused}
-    assert unused == {"args.window_size": f"args.{WINDOW} says 4", "args.attn_dim": "the weights say 20"}
+    assert unused == {"args.window_size": f"args.{WINDOW} says 4", "args.attn_dim": "the weights show 20"}
 
 
 def test_a_null_says_nothing(tmp_path, state):
@@ -142,10 +142,10 @@ def test_a_null_says_nothing(tmp_path, state):
             [f"args.{WINDOW}", f"8 in the checkpoint's config.{WINDOW}"],
         ),
         ({}, {"args": {WINDOW: 4}, "config": {"window_size": 8}}, ["4 in", "8 in the checkpoint's config.window_size"]),
-        ({}, {"args": {WINDOW: 4, "dim": 32}}, ["32 in the checkpoint's args.dim", "20 by the weights"]),
-        ({"dim": 48}, {"args": {WINDOW: 4, "dim": 32}}, ["48 in model.json", "32 in", "20 by the weights"]),
-        ({"dim": 32}, {"args": {WINDOW: 4, "dim": 32}}, ["32 in model.json", "args.dim", "20 by the weights"]),
-        ({}, {"args": {WINDOW: 4, "heads": 3}}, ["3 in the checkpoint's args.heads", "2 by the weights"]),
+        ({}, {"args": {WINDOW: 4, "dim": 32}}, ["32 in the checkpoint's args.dim", "20 from the weights"]),
+        ({"dim": 48}, {"args": {WINDOW: 4, "dim": 32}}, ["48 in model.json", "32 in", "20 from the weights"]),
+        ({"dim": 32}, {"args": {WINDOW: 4, "dim": 32}}, ["32 in model.json", "args.dim", "20 from the weights"]),
+        ({}, {"args": {WINDOW: 4, "heads": 3}}, ["3 in the checkpoint's args.heads", "2 from the weights"]),
     ],
 )
 def test_a_contradiction_names_all(tmp_path, monkeypatch, state, config, entries, said):
@@ -168,7 +168,7 @@ def test_the_class_is_read_and_may_not_contradict(tmp_path):
         open_checkpoint(tmp_path / "model.pt")
     (tmp_path / "model.json").unlink()
     content["config"]["_target_"] = "LocalTransformer"
-    with pytest.raises(UsageError, match=r"LocalTransformer by the checkpoint's config\._target_, but the weights"):
+    with pytest.raises(UsageError, match=r"config\._target_ gives the class .*LocalTransformer, but the"):
         open_checkpoint(saved(tmp_path, content))
 
 

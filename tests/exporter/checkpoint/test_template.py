@@ -10,14 +10,14 @@ import pytest
 from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.config import load_config, parse_config
 from localattn.exporter.checkpoint.describe import describe_checkpoint
-from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
-from localattn.exporter.checkpoint.traceless import (
+from localattn.exporter.checkpoint.hidden_arguments import (
     MEANINGS,
     NO_EFFECT,
     default_in_words,
+    hidden_arguments,
     placeholders,
-    traceless_arguments,
 )
+from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.models.registry import CLASSES, detect_family
 
 torch = pytest.importorskip("torch")
@@ -43,8 +43,8 @@ def checkpoint(tmp_path) -> Path:
 def test_every_argument_is_shown_by_the_weights_or_asked_for(name):
     entry = CLASSES[name]
     shapes = {key: tuple(tensor.shape) for key, tensor in STATES[name]().state_dict().items()}
-    shown = set(detect_family(shapes)[1].infer_arguments(shapes, {}))
-    asked = set(traceless_arguments(entry, {"qk_rmsnorm": True, "use_xpos": True}))
+    shown = set(detect_family(shapes).infer_arguments(shapes, {}))
+    asked = set(hidden_arguments(entry, {"qk_rmsnorm": True, "use_xpos": True}))
     unknown = set(entry.args.model_fields) - shown - asked - NO_EFFECT
     assert unknown == set()
     assert all(MEANINGS[argument] and (default_in_words(entry, argument) or argument == "window_size" or "dim" in shown)
@@ -76,7 +76,7 @@ def test_a_placeholder_left_in_is_named(checkpoint, name):
     left = {**template["kwargs"], "hyper_connections": template["hyper_connections"]}[name]
     document = {"class": template["class"], "kwargs": {"local_attn_window_size": 4}}
     document = {**document, name: left} if name == "hyper_connections" else {**document, "kwargs": {name: left}}
-    with pytest.raises(UsageError, match=f"not complete: {name}\\.") as caught:
+    with pytest.raises(UsageError, match=f"incomplete: {name}\\.") as caught:
         parse_config(document, "model.json")
     assert "fill in" in caught.value.why
 
@@ -101,11 +101,11 @@ def test_inspect_writes_it_and_never_replaces(checkpoint, localattn):
     before = written.read_bytes()
     for words in (("export", checkpoint), ("inspect", checkpoint)):
         result = localattn(*words)
-        assert result.code == 2 and "not complete: local_attn_window_size" in result.err
+        assert result.code == 2 and "incomplete: local_attn_window_size" in result.err
     written.write_text('{"kwargs": {"local_attn_window_size": 4}}')
     before = written.read_bytes()
     result = localattn("inspect", checkpoint, "--write-config", "--force")
-    assert result.code == 2 and "never replaced" in result.err and written.read_bytes() == before
+    assert result.code == 2 and "never overwritten" in result.err and written.read_bytes() == before
 
 
 def describe_or_template(checkpoint: Path, written: Path) -> dict:
@@ -128,7 +128,7 @@ def test_what_the_checkpoint_says_itself_is_in_it(tmp_path, localattn):
     state = STATES["local_attention.LocalTransformer"]().state_dict()
     torch.save({"state_dict": state, "hyper_parameters": {"window_size": 4, "causal": True}}, path)
     assert localattn("inspect", path, "--write-config").code == 0
-    with pytest.raises(UsageError, match="not complete: exact_windowsize"):
+    with pytest.raises(UsageError, match="incomplete: exact_windowsize"):
         load_config(path.with_suffix(".json"))
     kwargs = json.loads(path.with_suffix(".json").read_text())["kwargs"]
     assert (kwargs["local_attn_window_size"], kwargs["causal"]) == (4, True)

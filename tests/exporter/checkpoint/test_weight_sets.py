@@ -200,7 +200,7 @@ def test_commands_read_the_entry(localattn: Callable[..., Any], tmp_path: Path) 
     for entry, name in (((), "a.onnx"), (("--entry", "state_dict_ema"), "b.onnx")):
         done = localattn("export", checkpoint, "-o", tmp_path / name, "--checks", "quick", "-q", *entry)
         assert done.code == 0, done.err
-        assert ("To read the others: --entry state_dict_ema" in done.err) == (not entry)
+        assert ("To read another set: --entry state_dict_ema" in done.err) == (not entry)
         from localattn import load
 
         session = load(tmp_path / name)

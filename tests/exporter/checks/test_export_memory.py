@@ -21,7 +21,7 @@ from localattn.exporter.lowering import functions, trace
 from localattn.exporter.models.parts import float64
 from localattn.onnx_graph import without_weights
 from localattn.onnx_graph.without_weights import read_message
-from localattn.runtime.ort.session import open_file
+from localattn.runtime.backends.onnxruntime.session import open_file
 
 from ...conftest import TINY, save_upstream
 

@@ -229,7 +229,7 @@ def test_a_module_that_computes_something_else_is_no_measure() -> None:
     kwargs = {**TINY, "dim": 32}
     old = Pair(Case("old streams", "local_attention.LocalTransformer", kwargs, 1, 24, mixes_residuals=False))
     meter = measured(old.source, "fp16", old.inputs)
-    assert meter.result() is None and "computes something else in fp32" in meter.why_none
+    assert meter.result() is None and "differs in fp32" in meter.why_none
 
 
 def test_positions_where_upstream_departs_are_left_out() -> None:
@@ -259,7 +259,7 @@ def test_without_upstreams_package_the_table_judges_alone(
     report = export(ExportRequest(checkpoint, tmp_path / "m.onnx", dtype="fp16", seeds=(0,)))
     parity = next(check for check in report.sidecar.checks if check.name == "parity")
     assert (
-        parity.baseline is None and "the table of tolerances alone: local-attention cannot be imported" in parity.detail
+        parity.baseline is None and "the table of tolerances only: local-attention cannot be imported" in parity.detail
     )
     strict = ExportRequest(checkpoint, tmp_path / "strict.onnx", dtype="fp16", seeds=(0,), atol=0.0, rtol=0.0)
     with pytest.raises(CheckFailed) as caught:
@@ -281,7 +281,7 @@ def test_parity_measures_it_again_and_the_sidecar_serves_where_torch_is_not(
     assert second["source"] == f"{first['source']}, as the sidecar of half.onnx recorded it"
     assert "at most 1.5" in recorded["beside_baseline"][0] and recorded["overall"][0]["passed"]
     page = localattn("parity", half, "--against", full, "--seeds", 1, "--format", "md").out
-    assert "Beside the untouched module" in page and "as the sidecar of half.onnx recorded it" in page
+    assert "Compared with the untouched module" in page and "as the sidecar of half.onnx recorded it" in page
     facts = sidecar_path(half)
     written = json.loads(facts.read_text())
     for doubtful in (
@@ -294,7 +294,7 @@ def test_parity_measures_it_again_and_the_sidecar_serves_where_torch_is_not(
         facts.write_text(json.dumps({name: value for name, value in written.items() if name != SEAL}))
         doubted = json.loads(localattn("parity", half, "--against", full, "--seeds", 1, "--format", "json").out)
         assert doubted["tolerance"]["baseline"] is None
-        assert any("no sidecar here holds the untouched module's own error" in line for line in doubted["notes"])
+        assert any("no sidecar records the untouched module's own error" in line for line in doubted["notes"])
     own = json.loads(localattn("parity", half, "--against", full, "--atol", 1, "--format", "json").out)
     assert own["tolerance"]["baseline"] is None and own["tolerance"]["atol"] == 1
 

@@ -14,8 +14,8 @@ from localattn.exporter.lowering import attention_function, functions, trace
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.source import reference_runner
 from localattn.exporter.source.source_model import SourceModel
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 from localattn.runtime.inputs.arrays import random_inputs
-from localattn.runtime.ort.session import open_bytes
 
 from ...conftest import TINY, save_upstream
 

@@ -22,7 +22,7 @@ from localattn.exporter.checks.growth import Growth, square_in
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
 from localattn.exporter.checks.parity import parity_record
 from localattn.exporter.checks.wide_integers import check_wide_integers
-from localattn.exporter.user_module.export_module import ModuleOptions, export_module
+from localattn.exporter.jobs.module import ModuleOptions, export_module
 from localattn.runtime.parity.compare import golden_record
 from localattn.runtime.parity.comparison import compare_arrays, unproven_outputs
 from localattn.runtime.parity.golden import Golden
@@ -200,6 +200,36 @@ def test_memory_of_dynamic_axes() -> None:
     unknown = graph([], {"x": ["time", 8], "s": ["time", 8], "y": ["time", 8]})
     unknown.graph.value_info[0].type.tensor_type.shape.dim[1].ClearField("dim_value")
     assert check_layer_memory(unknown, set(), ["time"], lambda _: None).status == "not proven"
+
+
+@pytest.mark.parametrize("size", ["u0", "time + u0", "Max(u0, 4)", "floor(u0/2)", ""])
+@pytest.mark.parametrize("axes", [["time"], []])
+def test_sizes_that_only_the_run_shows_are_not_proven(size: str, axes: list[str]) -> None:
+    """Such as the number of elements that are not 0, which may grow with the square."""
+    model = graph([], {"x": ["time", 8] if axes else [16, 8], "found": [3, size], "y": [16, 8]})
+    if not size:
+        model.graph.value_info[0].type.tensor_type.shape.dim[1].ClearField("dim_param")
+    record = check_layer_memory(model, set() if axes else {16}, axes, lambda _: None)
+    assert record.status == "not proven" and "not known before the file runs: found" in record.detail
+
+
+def test_a_tensor_without_any_shape_is_not_proven_and_one_that_can_be_inferred_is_judged() -> None:
+    nodes = [onnx.helper.make_node("Transpose", ["x"], ["t"]), onnx.helper.make_node("MatMul", ["x", "t"], ["s"])]
+    squares = graph(nodes, {"x": ["time", 8], "y": ["time", 8]})
+    record = check_layer_memory(squares, set(), ["time"], lambda _: None)
+    assert record.status == "failed" and record.detail.endswith(": s")
+    foreign = graph([onnx.helper.make_node("What", ["x"], ["s"], domain="else")], {"x": ["time", 8], "y": ["time", 8]})
+    record = check_layer_memory(foreign, set(), ["time"], lambda _: None)
+    assert record.status == "not proven" and record.detail.endswith(": s")
+
+
+@pytest.mark.parametrize(
+    ("size", "status"),
+    [("time*time", "failed"), ("time**2", "failed"), ("3*time", "passed"), ("time + 2", "passed")],
+)
+def test_one_dimension_may_hold_the_square(size: str, status: str) -> None:
+    model = graph([], {"x": ["time", 8], "flat": [size], "y": ["time", 8]})
+    assert check_layer_memory(model, set(), ["time"], lambda _: None).status == status
 
 
 def test_no_windows_and_no_integers(tmp_path: Path) -> None:

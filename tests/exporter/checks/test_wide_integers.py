@@ -18,7 +18,7 @@ from localattn.core.documents.sidecar import CheckRecord
 from localattn.core.errors import CheckFailed
 from localattn.exporter.checks.integer_ranges import IntegerRanges
 from localattn.exporter.checks.wide_integers import check_wide_integers
-from localattn.exporter.user_module.export_module import ModuleOptions, export_module
+from localattn.exporter.jobs.module import ModuleOptions, export_module
 from localattn.onnx_graph.without_weights import read_message
 
 LAST = 2**31 - 1

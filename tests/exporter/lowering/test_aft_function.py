@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from localattn.exporter.lowering.functions import attach_functions
 from localattn.onnx_graph import inlining
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 from ...support.models.aft_node import HARD, WIDE, Case, expected, feed, finest
 

@@ -26,9 +26,9 @@ from localattn.core.nodes.attention import (
     NodeVariant,
     choose_query_block,
 )
-from localattn.exporter.lowering import attention_facts
-from localattn.exporter.lowering.attention_facts import MOST_PARTS, FunctionFacts, Part, facts_of
+from localattn.exporter.lowering import function_properties
 from localattn.exporter.lowering.attention_function import attention_function
+from localattn.exporter.lowering.function_properties import MOST_PARTS, FunctionProperties, Part, properties_of
 from localattn.exporter.models.local_attention import reference as float64_reference
 from localattn.exporter.models.local_attention.arguments import LocalAttentionArgs
 from localattn.exporter.models.local_mha.arguments import LocalMHAArgs
@@ -225,7 +225,7 @@ def test_what_is_known_of_a_node_changes_no_result(variant: NodeVariant, perm: t
         shared = geometry.causal
         attributes = NodeAttributes(geometry, 0.3, perm=perm, query_block=block, xpos_scale_base=base, shared_qk=shared)
         for length in (block, 2 * block, geometry.keys_per_window + block, 6 * block):
-            facts = facts_of(variant, attributes.as_onnx(), length)
+            facts = properties_of(variant, attributes.as_onnx(), length)
             assert facts.aligned
             assert facts.heads_first == (perm == HEADS_FIRST)
             short = block < length <= geometry.keys_per_window and not (variant.has_bias or variant.has_xpos)
@@ -248,7 +248,7 @@ def without_parts(variant: NodeVariant, attributes: NodeAttributes, model: onnx.
     """The same model with the body in one part."""
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
-    body = attention_function(variant, 20, facts_of(variant, attributes.as_onnx(), length))
+    body = attention_function(variant, 20, properties_of(variant, attributes.as_onnx(), length))
     plain.functions[0].CopyFrom(ir.serde.serialize_function(body))
     return plain
 
@@ -264,13 +264,13 @@ def test_parts_change_no_bit(variant: NodeVariant, geometry: WindowGeometry, mon
         block = rng.choice([1, 3, 4]) if geometry.exact_windowsize and not variant.has_bias else geometry.window_size
         attributes = attributes_for(variant, geometry, length, rng, query_block=block)
         keys = geometry.backward_reach + geometry.forward_reach + block
-        monkeypatch.setattr(attention_facts, "PART_BYTES", most * 4 * 2 * 2 * block * keys)  # batch 2, 2 heads
+        monkeypatch.setattr(function_properties, "PART_BYTES", most * 4 * 2 * 2 * block * keys)  # batch 2, 2 heads
         model = one_node(variant, attributes, length)
         feed = feed_for(variant, attributes, length, seed=index)
         output = run(model, feed)
         check(output, attributes, feed, "fp32")
         splits = [node for node in model.functions[0].node if node.op_type == "Split"]
-        facts = facts_of(variant, attributes.as_onnx(), length, 4)
+        facts = properties_of(variant, attributes.as_onnx(), length, 4)
         assert facts.whole or bool(facts.parts) == (-(-length // block) > most)
         assert bool(splits) == bool(facts.parts)
         cut += bool(splits)
@@ -288,8 +288,8 @@ def test_parts_are_all_blocks_and_inside_where_they_say(
         keys = geometry.backward_reach + geometry.forward_reach + block
         for length in range(1, 9 * block + keys, 1 + block // 4):
             for most in (1, 2, 5):
-                monkeypatch.setattr(attention_facts, "PART_BYTES", most * 4 * block * keys)
-                facts = facts_of(variant, attributes, length, 1)
+                monkeypatch.setattr(function_properties, "PART_BYTES", most * 4 * block * keys)
+                facts = properties_of(variant, attributes, length, 1)
                 if facts.whole or not facts.parts:
                     continue
                 assert sum(part.blocks for part in facts.parts) == -(-length // block)
@@ -305,21 +305,21 @@ def test_long_sequences_have_few_parts_and_short_ones_none() -> None:
     variant = VARIANT_BY_OP_TYPE["WindowedAttention"]
     geometry = WindowGeometry(512, 1, 0, causal=True, exact_windowsize=True)
     attributes = NodeAttributes(geometry, 0.125, query_block=128).as_onnx()
-    large = facts_of(variant, attributes, 8192, 12).parts
+    large = properties_of(variant, attributes, 8192, 12).parts
     # A block of 12 heads is 3.75 MiB of scores, so that 64 blocks would be as many parts.
     assert large == (*[Part(2, False)] * 2, *[Part(2, True)] * 30)
-    assert MOST_PARTS <= len(facts_of(variant, attributes, 1 << 20, 12).parts) <= MOST_PARTS + 2
-    assert facts_of(variant, attributes, 1024, 1).parts == ()
-    assert facts_of(variant, attributes, None, 12).parts == ()
-    assert facts_of(variant, attributes, 8192, None).parts == ()
+    assert MOST_PARTS <= len(properties_of(variant, attributes, 1 << 20, 12).parts) <= MOST_PARTS + 2
+    assert properties_of(variant, attributes, 1024, 1).parts == ()
+    assert properties_of(variant, attributes, None, 12).parts == ()
+    assert properties_of(variant, attributes, 8192, None).parts == ()
 
 
 def test_what_two_nodes_share() -> None:
     parts = (Part(2, True),)
-    assert FunctionFacts(aligned=True, parts=parts) & FunctionFacts(aligned=True, whole=True) == FunctionFacts(
-        aligned=True
-    )
-    assert FunctionFacts(parts=parts) & FunctionFacts(parts=parts) == FunctionFacts(parts=parts)
+    assert FunctionProperties(aligned=True, parts=parts) & FunctionProperties(
+        aligned=True, whole=True
+    ) == FunctionProperties(aligned=True)
+    assert FunctionProperties(parts=parts) & FunctionProperties(parts=parts) == FunctionProperties(parts=parts)
 
 
 def test_reference_evaluator_agrees() -> None:
@@ -340,7 +340,7 @@ def test_body_keeps_no_quadratic_tensor(monkeypatch: pytest.MonkeyPatch) -> None
         return one_node(variant, NodeAttributes(WIDE, 1.0, query_block=64), length).ByteSize()
 
     assert abs(size(1 << 18) - size(1 << 20)) < 64
-    monkeypatch.setattr(attention_facts, "PART_BYTES", 1 << 40)
+    monkeypatch.setattr(function_properties, "PART_BYTES", 1 << 40)
     assert abs(size(256) - size(1 << 20)) < 64
 
 

@@ -12,7 +12,7 @@ from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.lowering.functions import attach_functions
 from localattn.exporter.lowering.trace import trace
 from localattn.exporter.source.source_model import SourceModel
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 from ...support.models.opsets import OPSETS
 from ...support.reference import rows_without_keys

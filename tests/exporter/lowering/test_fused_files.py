@@ -17,7 +17,7 @@ from local_attention import LocalAttention, LocalMHA
 from localattn.core.nodes.attention import DOMAIN
 from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_VERSION
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.user_module.export_module import export_module
+from localattn.exporter.jobs.module import export_module
 from localattn.runtime.session import load
 
 from ...conftest import TINY, save_upstream

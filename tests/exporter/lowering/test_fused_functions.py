@@ -25,7 +25,7 @@ from localattn.exporter.models.parts import fused_calls
 from localattn.plugins.cpu import build
 from localattn.plugins.cpu.check import check_library
 from localattn.plugins.cpu.probes import probes
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 from ...support.models.opsets import when_run
 from ...support.native.cpu_build import library, operators_run

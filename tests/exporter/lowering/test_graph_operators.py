@@ -16,7 +16,7 @@ import pytest
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, VARIANT_BY_OP_TYPE, NodeAttributes
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.lowering import attention_facts
+from localattn.exporter.lowering import function_properties
 
 from ...conftest import TINY, save_upstream
 from ...support.models.node_model import HEADS, one_node
@@ -54,7 +54,7 @@ def test_the_node_runs_these_operators_and_no_others(op_type: str, perm: tuple[i
 @pytest.mark.parametrize("op_type", ["WindowedAttention", "WindowedAttentionMask", "WindowedAttentionBias"])
 def test_a_body_in_parts_runs_these_operators(op_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight blocks of which the first sees positions before the sequence, two at a time: 1, 2, 2, 2 and 1."""
-    monkeypatch.setattr(attention_facts, "PART_BYTES", 2 * 4 * (2 * HEADS) * 32 * 64)
+    monkeypatch.setattr(function_properties, "PART_BYTES", 2 * 4 * (2 * HEADS) * 32 * 64)
     variant = VARIANT_BY_OP_TYPE[op_type]
     model = one_node(variant, NodeAttributes(EXACT, 0.3, perm=HEADS_FIRST, query_block=32), LONG)
     found = operators(model.SerializeToString(), tmp_path)
@@ -84,7 +84,7 @@ def test_a_body_in_parts_keeps_no_bias_of_all_blocks(tmp_path: Path, monkeypatch
 
     blocks, window = LONG // 32, 32 * 64
     assert blocks * window <= constants() < blocks * window + 100
-    monkeypatch.setattr(attention_facts, "PART_BYTES", 2 * 4 * (2 * HEADS) * 32 * 64)
+    monkeypatch.setattr(function_properties, "PART_BYTES", 2 * 4 * (2 * HEADS) * 32 * 64)
     assert window <= constants() < window + 64 + 100
 
 

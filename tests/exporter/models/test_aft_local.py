@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from localattn.core.errors import UsageError
 from localattn.exporter.models.aft_local.arguments import AFTLocalArgs
 from localattn.onnx_graph import inlining
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 torch = pytest.importorskip("torch")
 

@@ -37,6 +37,7 @@ RELEASE_4 = {
 THETAS = (20_000.0, 3_000.0)
 # Least cosine with the model in memory, for each precision.
 PRECISIONS = {"fp32": 1 - 1e-8, "fp16": 0.9999, "int8": 0.985, "int4": 0.98}
+LEAST_ROUTED = 0.5  # of positions whose experts are those of the model in memory
 WHOLE = ("gemma3_text", "mistral", "modernbert")  # of these types every combination, of the others every fifth
 EVERY = 5
 
@@ -74,7 +75,7 @@ def test_the_file_computes_what_the_model_in_memory_computed(folder: Folder, tmp
     model = _written(case, folder, where)
     options = {"weight_dtype" if folder.precision.startswith("int") else "dtype": folder.precision}
     try:
-        report: Any = localattn.export(where, tmp_path / "m.onnx", quick=True, task=case.task, **options)
+        report: Any = localattn.export(where, tmp_path / "m.onnx", checks="quick", task=case.task, **options)
     except CheckFailed as error:
         assert folder.precision.startswith("int") and "parity" in f"{error.what} {error.why}", error
         return
@@ -90,10 +91,17 @@ def test_the_file_computes_what_the_model_in_memory_computed(folder: Folder, tmp
     feed = {x.name: ids if x.name == "input_ids" else np.ones_like(ids) for x in session.get_inputs()}
     (output,) = (x.name for x in session.get_outputs())
     judge = model.get_encoder() if case.task is not None else model
+    judge.set_experts_implementation("eager")  # the others compute nothing in float64
     with torch.no_grad():
         wanted = judge.double()(**{name: torch.from_numpy(x) for name, x in feed.items()})[output].numpy()
     (found,) = session.run([output], feed)
     found = found.astype(np.float64)
+    if folder.precision != "fp32" and any("expert" in name for name in case.values):
+        # Rounding may choose another expert for a token; what sees that token differs too. The others must be right.
+        products = (found * wanted).sum(-1) / np.sqrt((found**2).sum(-1) * (wanted**2).sum(-1))
+        good = products >= PRECISIONS[folder.precision]
+        assert good.mean() >= LEAST_ROUTED, np.sort(products.ravel())
+        return
     cosine = (found * wanted).sum() / np.sqrt((found**2).sum() * (wanted**2).sum())
     assert cosine >= PRECISIONS[folder.precision], cosine
     assert abs(np.sqrt((found**2).mean() / (wanted**2).mean()) - 1) < 0.1

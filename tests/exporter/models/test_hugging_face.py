@@ -21,15 +21,17 @@ from localattn.core.geometry import WindowGeometry
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint, open_live
 from localattn.exporter.checks.sweep import fewer_sizes, shows
 from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.jobs.module import ModuleOptions, plan_module
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.models.hugging_face import family, observe
+from localattn.exporter.models.hugging_face import observe
 from localattn.exporter.models.hugging_face.arguments import Layer, words
-from localattn.exporter.models.hugging_face.config import choose_class, made_config
-from localattn.exporter.models.hugging_face.family import describe
+from localattn.exporter.models.hugging_face.config import made_config
+from localattn.exporter.models.hugging_face.model_class import choose_class
 from localattn.exporter.models.hugging_face.observe import Observation, Reach, Seen, read_reach
+from localattn.exporter.models.hugging_face.quirks import Quirks
+from localattn.exporter.models.hugging_face.reading import describe
 from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
-from localattn.exporter.user_module.export_module import ModuleOptions, plan_module
 from localattn.runtime.inputs.size_sweep import sweep_sizes
 
 from ...conftest import Finished
@@ -43,7 +45,7 @@ QUICK = ("modernbert", "gemma3_text")
 # A rotary embedding that changes beyond the model's positions.
 GROWING = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 # Types whose layers are read, and whose own code cannot be exported.
-NOT_TRACED = {"recurrent_gemma": "cannot stay open"}
+NOT_TRACED = {"recurrent_gemma": "cannot be dynamic"}
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +193,7 @@ def test_a_file_whose_window_is_one_short_is_found(folder: Path, tmp_path: Path)
     args = opened.resolved.args
     narrow = [layer.model_copy(update={"back": 7}) if layer.back else layer for layer in args.layers]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "read_layers", lambda model, names: (narrow, _run(model, names)))
+        patch.setattr(Quirks, "read_layers", lambda self, model, names: (narrow, _run(model, names)))
         with pytest.raises(CheckFailed, match="parity"):
             export(ExportRequest(folder, tmp_path / "model.onnx"))
 
@@ -451,9 +453,9 @@ def test_large_models_are_compared_at_fewer_sizes() -> None:
 def test_a_file_shorter_than_its_window_is_not_proven(tmp_path: Path) -> None:
     """A lost window would not show in 16 tokens, of which each sees 15 before itself."""
     build(BY_NAME["mistral"], num_hidden_layers=1, max_position_embeddings=WINDOW).save_pretrained(tmp_path)
-    report = export(ExportRequest(tmp_path, tmp_path / "model.onnx", quick=True))
+    report = export(ExportRequest(tmp_path, tmp_path / "model.onnx", checks="quick"))
     parity = next(check for check in report.checks if check.name == "parity")
-    assert parity.status == "not proven" and "16 tokens fit into 16" in parity.detail
+    assert parity.status == "not proven" and "16 tokens, 16 keys" in parity.detail
     window = WindowGeometry.reaching(WINDOW - 1, 0)
     assert [shows(window, length) for length in (WINDOW, WINDOW + 1)] == [False, True]
     window = WindowGeometry.reaching(2, WINDOW)
@@ -464,7 +466,7 @@ def test_a_rotation_that_grows_is_exported_for_the_positions_that_the_model_has(
     """Up to them its frequencies do not change; beyond, plain onnxruntime refuses the sequence."""
     model = build(BY_NAME["mistral"], num_hidden_layers=1, max_position_embeddings=48, rope_parameters=GROWING)
     model.save_pretrained(tmp_path)
-    report = export(ExportRequest(tmp_path, tmp_path / "model.onnx", quick=True))
+    report = export(ExportRequest(tmp_path, tmp_path / "model.onnx", checks="quick"))
     assert any("positions below 48" in note for note in report.notes)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     ids = np.random.default_rng(0).integers(3, 128, (1, 49))

@@ -20,12 +20,13 @@ from localattn.exporter.checkpoint.load import load_state
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import weights
+from localattn.exporter.models.hugging_face.changed_meaning import warnings_of
 from localattn.exporter.models.hugging_face.folder import files
-from localattn.exporter.models.hugging_face.releases import CHANGES, changed_meanings
+from localattn.exporter.models.hugging_face.types import known, quirks_of
 
 from ...conftest import Finished
 from ...support import run_folder
-from ...support.models.hugging_face import CASES, build
+from ...support.models.hugging_face import CASES, build, update_config
 
 transformers = pytest.importorskip("transformers")
 Command = Callable[..., Finished]
@@ -260,8 +261,9 @@ def test_a_checkpoint_that_is_written_while_it_is_exported_is_refused(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from localattn.exporter import export as exporter
+    from localattn.exporter.jobs import checkpoint
 
-    described = exporter.model_facts
+    described = checkpoint.model_facts
 
     def write_first(*given: Any) -> Any:
         with tiny.open("r+b") as stream:
@@ -269,9 +271,9 @@ def test_a_checkpoint_that_is_written_while_it_is_exported_is_refused(
             stream.write(b"\0")
         return described(*given)
 
-    monkeypatch.setattr(exporter, "model_facts", write_first)
+    monkeypatch.setattr(checkpoint, "model_facts", write_first)
     with pytest.raises(UsageError, match="changed while it was read"):
-        exporter.export(exporter.ExportRequest(tiny, tmp_path / "model.onnx", quick=True))
+        exporter.export(exporter.ExportRequest(tiny, tmp_path / "model.onnx", checks="quick"))
     assert not (tmp_path / "model.onnx").exists()
 
 
@@ -292,6 +294,24 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_refused(tmp_path: Path, m
     monkeypatch.setattr(load, "unwrap", swap_afterwards)
     with pytest.raises(UsageError, match="changed while it was read"):
         load_state(path)
+
+
+def test_a_configuration_is_parsed_once(mistral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the choice of a name, by what recognises the folder, and by what reads it; and again once it changed."""
+    from localattn.commands.api.exporting import export_request
+    from localattn.exporter.models.hugging_face import config
+    from localattn.exporter.options import ExportOptions
+
+    parsed, read_json = [], config.read_json
+    monkeypatch.setattr(config, "read_json", lambda path, *rest: parsed.append(path.name) or read_json(path, *rest))
+    config._parsed.cache_clear()
+    assert export_request(mistral, None, ExportOptions()).output == mistral / "model.onnx"
+    opened = open_checkpoint(mistral)
+    assert parsed == ["config.json"] and config.read_config(mistral) is not config.read_config(mistral)
+    config.read_config(mistral).clear()
+    assert config.read_config(mistral)["architectures"] == [opened.resolved.args.model_dump()["architecture"]]
+    update_config(mistral, {"vocab_size": 77})
+    assert config.read_config(mistral)["vocab_size"] == 77 and len(parsed) == 2
 
 
 # --- State beside the weights ----------------------------------------------------------------------------------------
@@ -438,16 +458,18 @@ _BIDIRECTIONAL = {"model_type": "gemma3_text", "use_bidirectional_attention": Tr
     ids=str,
 )
 def test_fields_whose_meaning_changed_are_warned_of(config: dict[str, Any], warned: str) -> None:
-    found = changed_meanings(config)
+    found = warnings_of(quirks_of(config["model_type"]).changed_meanings, config)
     assert len(found) == bool(warned)
     for line in found:
         assert warned in line and "golden" in line and "\n" not in line
         assert config["transformers_version"] in line and transformers.__version__ in line
 
 
-def test_every_row_names_its_source_and_a_tested_type() -> None:
-    types = {json.loads(json.dumps(case.name)).split()[0] for case in CASES}
-    assert all(row.source and set(row.types) <= types and row.since < row.before for row in CHANGES)
+def test_every_changed_meaning_names_its_source_and_is_of_a_tested_type() -> None:
+    changed = {name: quirks_of(name).changed_meanings for name in known()}
+    assert {name for name, rows in changed.items() if rows} <= {case.name.split()[0] for case in CASES}
+    rows = [row for rows in changed.values() for row in rows]
+    assert len(rows) >= 4 and all(row.source and row.since < row.before for row in rows)
 
 
 def test_a_warning_is_shown_when_notes_are_not(tmp_path: Path, localattn: Command) -> None:

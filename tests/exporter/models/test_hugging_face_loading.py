@@ -21,7 +21,8 @@ from localattn.core.errors import CheckFailed, UsageError
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint, open_live
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.models.hugging_face import family, module, weights
+from localattn.exporter.models.hugging_face import module, reading, weights
+from localattn.exporter.models.hugging_face.family import HuggingFaceFamily
 
 from ...conftest import Finished
 from ...support import run_folder
@@ -161,8 +162,54 @@ def test_parity_sees_wrong_weights(fault: str, qwen3: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(weights, "whole_state", spoilt)
     with pytest.raises(CheckFailed, match="parity"):
-        export(ExportRequest(qwen3, tmp_path / "model.onnx", quick=True))
+        export(ExportRequest(qwen3, tmp_path / "model.onnx", checks="quick"))
     assert not (tmp_path / "model.onnx").exists()
+
+
+# In a type without norms of queries and keys, which would undo a change of their size.
+_FIRST = "model.layers.0."
+OTHERS: dict[str, Callable[[dict[str, Tensor]], None]] = {
+    "queries alone scaled by 1.01": _changed(_ATTENTION + "q_proj.weight", lambda x: x * 1.01),
+    "keys alone scaled by 1.01": _changed(_ATTENTION + "k_proj.weight", lambda x: x * 1.01),
+    "queries alone transposed": _changed(_ATTENTION + "q_proj.weight", lambda x: x.T),
+    "a norm squared": _changed(_FIRST + "input_layernorm.weight", torch.square),
+    "the last norm squared": _changed("model.norm.weight", torch.square),
+    "one channel of a norm": _changed("model.norm.weight", lambda x: torch.cat([x[:1] * 1.1, x[1:]])),
+}
+
+
+@pytest.fixture(scope="module")
+def mistral() -> Path:
+    """A Mistral whose norms are no ones."""
+
+    def make(place: Path) -> None:
+        model = build(BY_NAME["mistral"])
+        generator = torch.Generator().manual_seed(1)
+        for name, x in model.named_parameters():
+            if x.ndim == 1:
+                x.data += 0.3 * torch.randn(x.shape, generator=generator)
+                assert "norm" in name
+        model.save_pretrained(place / "model")
+
+    return run_folder.once("loading-mistral", make) / "model"
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(x, marks=[] if x.startswith("queries alone s") else pytest.mark.slow) for x in OTHERS]
+)
+def test_parity_sees_a_wrong_weight_of_a_model_without_norms_of_heads(
+    fault: str, mistral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights.whole_state
+
+    def spoilt(model: Any) -> dict[str, Tensor]:
+        state = dict(whole(model))
+        OTHERS[fault](state)
+        return state
+
+    monkeypatch.setattr(weights, "whole_state", spoilt)
+    with pytest.raises(CheckFailed, match="parity"):
+        export(ExportRequest(mistral, tmp_path / "model.onnx", quick=True))
 
 
 @pytest.mark.parametrize(
@@ -179,18 +226,17 @@ def test_parity_sees_a_wrong_part_of_the_loading(
     """The part computes something else than it should; the reference does not go through it."""
     folder = save(tmp_path / "model", "qwen3", "retied")
     if part == "load":
-        load = module.load
+        load = HuggingFaceFamily.load
 
-        def tie(model: Any, state: Any) -> None:
-            load(model, state)
+        def tie(self: Any, model: Any, state: Any) -> None:
+            load(self, model, state)
             model.lm_head.weight = model.model.embed_tokens.weight
 
-        monkeypatch.setattr("localattn.exporter.models.registry.CLASSES", _with_load(tie))
-        monkeypatch.setattr("localattn.exporter.source.source_model.CLASSES", _with_load(tie))
+        monkeypatch.setattr(HuggingFaceFamily, "load", tie)
     elif part == "made_config":
-        made = family.made_config
+        made = reading.made_config
         changed = {"rope_parameters": {"rope_type": "default", "rope_theta": 9e3}}
-        for owner in (family, module):
+        for owner in (reading, module):
             monkeypatch.setattr(owner, "made_config", lambda raw, where: made({**raw, **changed}, where))
     else:
         loaded = weights.load_model
@@ -202,17 +248,8 @@ def test_parity_sees_a_wrong_part_of_the_loading(
 
         monkeypatch.setattr(weights, "load_model", random)
     with pytest.raises(CheckFailed, match="parity"):
-        export(ExportRequest(folder, tmp_path / "model.onnx", quick=True))
+        export(ExportRequest(folder, tmp_path / "model.onnx", checks="quick"))
     assert wrong
-
-
-def _with_load(load: Callable[..., None]) -> dict[str, Any]:
-    from dataclasses import replace
-
-    from localattn.exporter.models.registry import CLASSES
-
-    name = family.CLASS
-    return {**CLASSES, name: replace(CLASSES[name], family=replace(CLASSES[name].family, load=load))}
 
 
 def test_the_reference_reads_the_folder_itself(qwen3: Path, tmp_path: Path) -> None:
@@ -239,6 +276,18 @@ def test_the_reference_of_a_live_model_is_a_copy_of_it(tmp_path: Path) -> None:
     copied: Any = opened.original()
     assert copied is not model and type(copied) is type(model)
     assert all(torch.equal(x, y) for x, y in zip(model.parameters(), copied.parameters(), strict=True))
+
+
+def test_the_reference_of_live_experts_runs_in_float64() -> None:
+    """transformers computes them by a product that PyTorch has in fp32 alone, unless it is told otherwise."""
+    model = build(BY_NAME["gpt_oss"])
+    opened = open_live(model)
+    assert opened is not None and opened.original is not None
+    copied: Any = opened.original()
+    with torch.no_grad():
+        wanted, found = (x(input_ids=_inputs()["input_ids"]).logits for x in (model, copied.double()))
+    assert (found - wanted).abs().max() < 1e-4
+    assert model.get_experts_implementation() != copied.get_experts_implementation()
 
 
 @pytest.mark.parametrize(
@@ -272,7 +321,7 @@ def test_running_entries_of_a_configuration_do_not_stop_the_reference(qwen3: Pat
     shutil.copytree(qwen3, folder)
     entries = {"return_dict": False, "output_attentions": True, "output_hidden_states": True}
     _config(folder, entries | {"_attn_implementation": "flash_attention_2", "torch_dtype": "float16"})
-    export(ExportRequest(folder, tmp_path / "model.onnx", quick=True))
+    export(ExportRequest(folder, tmp_path / "model.onnx", checks="quick"))
     graph = onnx.load(tmp_path / "model.onnx").graph
     assert [x.name for x in graph.output] == ["logits"]
 

@@ -90,7 +90,7 @@ def _exported(task: str, folder: Path, *, positions: bool = False) -> tuple[Path
     )
     output = folder / "file" / "onnx" / "model.onnx"
     output.parent.mkdir(parents=True)
-    export(ExportRequest(folder / "model", output, shapes=ShapeRequest(position_ids=positions), quick=True))
+    export(ExportRequest(folder / "model", output, shapes=ShapeRequest(position_ids=positions), checks="quick"))
     for beside in [path for path in output.parent.iterdir() if not path.name.startswith("model.")]:
         shutil.copy(beside, folder / "file")
     return folder / "file", model

@@ -33,7 +33,7 @@ def test_rows_padded_on_the_left_have_the_positions_that_they_are_given(tmp_path
     positions = np.maximum(mask.cumsum(1) - 1, 0)
     inputs = {"input_ids": ids, "attention_mask": mask, POSITION_IDS: positions}
     path = tmp_path / "model.onnx"
-    report = export_module(model, inputs, path, dynamic=("batch", "seq"), quick=True)
+    report = export_module(model, inputs, path, dynamic=("batch", "seq"), checks="quick")
     assert [x.name for x in report.sidecar.inputs] == list(inputs)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     gaps = positions + (np.arange(70) > 40) * 30

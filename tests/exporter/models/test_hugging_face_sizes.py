@@ -12,8 +12,8 @@ import torch
 
 from localattn.core.errors import CheckFailed
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.hugging_face import family
 from localattn.exporter.models.hugging_face.arguments import HuggingFaceArgs, words
+from localattn.exporter.models.hugging_face.quirks import Quirks
 
 from ...support.models.hugging_face import CASES, Case, build, initialised
 
@@ -90,12 +90,12 @@ def test_long_windows_are_compared_beyond_their_edges(
     report = export(ExportRequest(tmp_path / "model", tmp_path / "model.onnx"))
     assert {check.status for check in report.checks} == {"passed"}
     assert next(check for check in report.checks if check.name == "parity").figures["trials"] > 12
-    read = family.read_layers
+    read = Quirks.read_layers
 
     def narrower(*given: Any) -> Any:
         layers, run = read(*given)
         return [layer.model_copy(update={"back": layer.back - 1}) if layer.back else layer for layer in layers], run
 
-    monkeypatch.setattr(family, "read_layers", narrower)
+    monkeypatch.setattr(Quirks, "read_layers", narrower)
     with pytest.raises(CheckFailed, match="parity"):
-        export(ExportRequest(tmp_path / "model", tmp_path / "narrow.onnx", quick=True))
+        export(ExportRequest(tmp_path / "model", tmp_path / "narrow.onnx", checks="quick"))

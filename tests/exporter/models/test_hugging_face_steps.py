@@ -22,14 +22,14 @@ from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face.arguments import HuggingFaceArgs, Layer
 from localattn.exporter.models.hugging_face.step_module import RotaryTable, step_arguments
 from localattn.exporter.models.parts.float64 import InFloat64
-from localattn.exporter.step_export import StepRequest, export_steps
+from localattn.runtime.backends.onnxruntime import step_session
+from localattn.runtime.backends.onnxruntime.step_session import OnnxRuntimeStep
 from localattn.runtime.generation.generator import Generator
-from localattn.runtime.ort import step_session
-from localattn.runtime.ort.step_session import OnnxRuntimeStep
 
 from ...conftest import Finished
 from ...support.models.engine_models import needs_rtx
 from ...support.models.hugging_face import STEPS, WINDOW, build
+from ...support.steps import export_steps
 
 transformers = pytest.importorskip("transformers")
 BY_NAME = {case.name: case for case in STEPS}
@@ -54,7 +54,7 @@ class Files:
         if batch not in self._made:
             path = self.folder.with_name(f"batch{batch}") / "model_step.onnx"
             path.parent.mkdir()
-            export_steps(StepRequest(ExportRequest(self.folder, path, shapes=ShapeRequest(batch=batch)), chunk=CHUNK))
+            export_steps(ExportRequest(self.folder, path, shapes=ShapeRequest(batch=batch)), chunk=CHUNK)
             self._made[batch] = path
         return self._made[batch]
 
@@ -248,7 +248,7 @@ def test_precisions_and_opsets(
     path = tmp_path / "model_step.onnx"
     shapes = ShapeRequest(batch=batch, max_length=128)
     asked = ExportRequest(files(name).folder, path, dtype=dtype, opset=opset, shapes=shapes)
-    reports = export_steps(StepRequest(asked, chunk=CHUNK))
+    reports = export_steps(asked, chunk=CHUNK)
     assert [check.status for r in reports for check in r.sidecar.checks if check.name == "parity"] == ["passed"] * 2
     generator, ids = Generator.open(path, "cpu", 1), prompt(4 * WINDOW + 3)
     in_chunks = generator.prefill(ids[0]).copy()
@@ -368,7 +368,7 @@ def test_a_rotation_that_grows_past_the_last_position_is_exported(tmp_path: Path
     scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     build(case, rope_parameters=scaled, max_position_embeddings=64).save_pretrained(tmp_path / "saved")
     path = tmp_path / "model_step.onnx"
-    report, _ = export_steps(StepRequest(ExportRequest(tmp_path / "saved", path), chunk=CHUNK))
+    report, _ = export_steps(ExportRequest(tmp_path / "saved", path), chunk=CHUNK)
     checks = {check.name: check.status for check in report.sidecar.checks}
     assert checks["parity"] == "passed" and report.sidecar.step is not None
     assert report.sidecar.step.max_positions == 64

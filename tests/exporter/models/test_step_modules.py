@@ -56,7 +56,7 @@ def run(source: SourceModel, inputs: dict[str, NDArray[Any]], calls: list[int]) 
     caches = [torch.full(x.shape, x.fill, dtype=getattr(torch, x.dtype)) for x in steps[calls[0]].caches("fp32")]
     outputs, done = [], 0
     for chunk in calls:
-        axis = steps[chunk].form.length_axis
+        axis = steps[chunk].family.length_axis
         data = [
             torch.from_numpy(x) if name == "attn_bias" else torch.from_numpy(x).narrow(axis, done, chunk)
             for name, x in inputs.items()
@@ -121,7 +121,7 @@ def test_chunks_leave_the_caches_that_single_tokens_leave(chunk: int) -> None:
         left = []
         for size in (1, chunk):
             step = StepSource(pair.source, size)
-            module, axis = step.module("fp32"), step.form.length_axis
+            module, axis = step.module("fp32"), step.family.length_axis
             caches = [torch.zeros(x.shape) for x in step.caches("fp32")]
             for start in range(0, 40, size):
                 data = [

@@ -21,24 +21,23 @@ from localattn.exporter.checkpoint.describe import describe_checkpoint
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models import registry
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
+from localattn.exporter.models.forms import FolderFamily, FolderRequest
 from localattn.runtime import load
 
 from ...conftest import Finished
+from ...support.steps import export_steps
 
 Command = Callable[..., Finished]
-ROOT = Path(__file__).resolve().parents[3]
 CONFIG = {"model_type": "toy", "vocab_size": 31, "width": 16, "heads": 2, "window": 4, "max_length": 29}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def row() -> Iterator[None]:
     """The row of the family, as the registry would have it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "FAMILIES", [*registry.FAMILIES, toy_family.TOY])
-        for name, entry in registry.class_entries(toy_family.TOY).items():
-            patch.setitem(registry.CLASSES, name, entry)
-        yield
+    registry.register(toy_family.TOY)
+    yield
+    registry.FAMILIES.remove(toy_family.TOY)
+    del registry.CLASSES["toy.Tagger"]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def test_both_outputs_are_those_of_the_untouched_model(exported: Path, folder: P
         "input_ids": generator.integers(0, 31, (3, 23)),
         "attention_mask": (np.arange(23) < np.array([[23], [9], [2]])).astype(np.int64),
     }
-    contents = toy_family._read(folder, {})
+    contents = toy_family.TOY.read(folder, FolderRequest())
     model = toy_family.Tagger(toy_family.TaggerArgs(**contents.arguments))
     model.load_state_dict(dict(contents.state))
     with torch.no_grad():
@@ -126,7 +125,7 @@ def test_a_wrong_second_output_is_found(folder: Path, tmp_path: Path, monkeypatc
 def test_what_the_family_does_not_have_is_refused(folder: Path, tmp_path: Path) -> None:
     request = ExportRequest(folder, tmp_path / "x.onnx", shapes=ShapeRequest())
     with pytest.raises(UsageError, match="Tagger cannot run step by step"):
-        export_steps(StepRequest(request))
+        export_steps(request)
     with pytest.raises(UsageError, match=r"needs no config"):
         export(ExportRequest(folder, tmp_path / "x.onnx", config=folder / "config.json"))
     with pytest.raises(UsageError, match=r"needs no config"):
@@ -147,7 +146,21 @@ def test_what_the_family_does_not_have_is_refused(folder: Path, tmp_path: Path) 
     assert "model_type" in refused.value.why
 
 
-def test_contributing_shows_the_row_as_it_is() -> None:
-    page, source = (ROOT / "CONTRIBUTING.md").read_text(), Path(toy_family.__file__).read_text()
-    row = source[source.index("TOY = Family(") :]
-    assert f"```python\n{row}```" in page
+class Tagger(toy_family.ToyFamily):
+    """The same class once more."""
+
+
+class Unfinished(FolderFamily[toy_family.TaggerArgs]):
+    """A family without its methods."""
+
+    name = "unfinished"
+
+
+def test_a_family_is_registered_once_and_whole() -> None:
+    registry.register(toy_family.TOY)
+    assert registry.FAMILIES.count(toy_family.TOY) == 1
+    with pytest.raises(UsageError, match=r"toy\.Tagger is a class of two families"):
+        registry.register(Tagger())
+    assert registry.CLASSES["toy.Tagger"].family is toy_family.TOY and len(registry.FAMILIES) == 6
+    with pytest.raises(TypeError, match="abstract"):
+        Unfinished()  # type: ignore[abstract]

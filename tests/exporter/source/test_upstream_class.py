@@ -62,7 +62,7 @@ def test_an_export_is_judged_by_the_published_class(
 
     monkeypatch.setattr("localattn.exporter.source.source_model.run", changed)
     with pytest.raises(CheckFailed, match="parity"):
-        export(ExportRequest(tiny, tmp_path / "model.onnx", quick=True))
+        export(ExportRequest(tiny, tmp_path / "model.onnx", checks="quick"))
     assert ran
 
 
@@ -86,7 +86,7 @@ def test_parity_sees_wrong_weights_of_the_exporter(
 
     monkeypatch.setattr(SourceModel, "module", spoilt)
     with pytest.raises(CheckFailed, match="parity"):
-        export(ExportRequest(tiny, tmp_path / "model.onnx", quick=True))
+        export(ExportRequest(tiny, tmp_path / "model.onnx", checks="quick"))
 
 
 def test_the_formula_is_the_reference_where_the_package_is_missing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

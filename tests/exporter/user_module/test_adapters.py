@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from localattn.core.errors import UsageError
+from localattn.exporter.jobs.module import ModuleOptions, export_module, plan_module
 from localattn.exporter.user_module.adapters import refuse_adapters
-from localattn.exporter.user_module.export_module import ModuleOptions, export_module, plan_module
 
 from ...support.models.hugging_face import CASES, build
 
@@ -60,10 +60,21 @@ def test_every_kind_of_adapter_is_refused_wherever_it_stands(kind: str) -> None:
             refuse_adapters(module)
 
 
-def test_prompt_tuning_is_refused() -> None:
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
-    with pytest.raises(UsageError, match="has an adapter of PEFT"):
-        refuse_adapters(peft.get_peft_model(build(BY_NAME["mistral"]), config))
+NEVER: dict[str, Callable[[], Any]] = {
+    "PROMPT_TUNING": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    "PREFIX_TUNING": lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    "P_TUNING": lambda: peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=4, encoder_hidden_size=8),
+    "ADAPTION_PROMPT": lambda: peft.AdaptionPromptConfig(task_type="CAUSAL_LM", adapter_layers=1, adapter_len=4),
+}
+
+
+@pytest.mark.parametrize("kind", NEVER)
+def test_kinds_that_nothing_merges_are_refused_without_that_advice(kind: str) -> None:
+    model = peft.get_peft_model(build(BY_NAME["mistral"]), NEVER[kind]())
+    for module in (model, Owner(model)):
+        with pytest.raises(UsageError, match="has an adapter of PEFT") as caught:
+            refuse_adapters(module)
+        assert f"{kind} cannot be merged" in caught.value.fix and "merge_and_unload" not in caught.value.fix
 
 
 def test_an_adapter_that_transformers_loaded_is_refused(tmp_path: Path) -> None:
@@ -86,10 +97,10 @@ def test_the_advice_works(tmp_path: Path) -> None:
         wanted = adapted(**{name: torch.from_numpy(x) for name, x in inputs.items()}).logits.numpy()
     merged = adapted.merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
-    options = ModuleOptions(dynamic=("batch", "seq"), quick=True)
+    options = ModuleOptions(dynamic=("batch", "seq"), checks="quick")
     reports = [
         export_module(merged, inputs, tmp_path / "live.onnx", options),
-        export(ExportRequest(tmp_path / "merged", tmp_path / "model.onnx", quick=True)),
+        export(ExportRequest(tmp_path / "merged", tmp_path / "model.onnx", checks="quick")),
     ]
     import onnxruntime
 

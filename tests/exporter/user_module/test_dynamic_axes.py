@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from localattn.core.errors import UsageError
-from localattn.exporter.user_module.export_module import ModuleJob, ModuleOptions
+from localattn.exporter.options import ModuleOptions
+from localattn.exporter.user_module.opened_module import OpenedModule
 
 
 class Waves(nn.Module):
@@ -46,8 +47,8 @@ class Blocks(nn.Module):
         return x.unflatten(1, (-1, 3)).sum(2)
 
 
-def opened(module: nn.Module, given: str, *dynamic: str) -> ModuleJob:
-    return ModuleJob(module, [given], Path("m.onnx"), ModuleOptions(dynamic=dynamic))
+def opened(module: nn.Module, given: str, *dynamic: str) -> OpenedModule:
+    return OpenedModule(module, [given], ModuleOptions(dynamic=dynamic))
 
 
 def test_other_axes_are_refused_with_the_right_form(tmp_path, monkeypatch):

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, ExportFailed, UsageError
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
-from localattn.exporter.lowering import attention_facts, attention_function, functions, trace
+from localattn.exporter.jobs.module import ModuleExportReport, ModuleOptions, export_module
+from localattn.exporter.lowering import attention_function, function_properties, functions, trace
 from localattn.exporter.models.local_attention import module
-from localattn.exporter.user_module.export_module import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.user_module.inputs import parse_input
 from localattn.runtime import load
 from localattn.runtime.inputs.size_sweep import sweep
@@ -78,8 +78,8 @@ def test_open_sizes(tmp_path: Path, model: nn.Module, inputs: list[str]) -> None
     parity = report.sidecar.checks[2]
     assert {check.status for check in report.sidecar.checks if check is not parity} == {"passed"}
     if inputs == WHOLE_WINDOWS:  # lengths that the module itself refuses are no tick
-        assert parity.status == "not proven" and "batch=2 seq=8" in parity.detail.partition("; not known at ")[0]
-        assert "batch=2 seq=3" in parity.detail.partition("; not known at ")[2]
+        assert parity.status == "not proven" and "batch=2 seq=8" in parity.detail.partition("; not compared at ")[0]
+        assert "batch=2 seq=3" in parity.detail.partition("; not compared at ")[2]
     else:
         assert parity.status == "passed"
     specs = list(map(parse_input, inputs))
@@ -251,7 +251,7 @@ def in_parts(path: Path) -> list[onnx.FunctionProto]:
 @pytest.mark.parametrize("inputs", ["", "mask:bool:[2,{}]"], ids=["", "mask"])
 def test_a_long_sequence_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, length: int) -> None:
     """Its body is for that length alone: no check may try it at another."""
-    monkeypatch.setattr(attention_facts, "PART_BYTES", 4096)
+    monkeypatch.setattr(function_properties, "PART_BYTES", 4096)
     model = randomised(Mixer(causal=not inputs))
     given = [f"x:float32:[2,{length},16]", *([inputs.format(length)] if inputs else [])]
     report = export_module(model, given, tmp_path / "m.onnx")
@@ -261,7 +261,7 @@ def test_a_long_sequence_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_quadratic_body_in_parts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_facts, "PART_BYTES", 65536)
+    monkeypatch.setattr(function_properties, "PART_BYTES", 65536)
     report = export_module(randomised(Mixer()), ["x:float32:[1,512,16]"], tmp_path / "m.onnx")
     assert len(in_parts(report.path)) == 1
     model = onnx.load(report.path)
@@ -328,7 +328,7 @@ def test_a_module_for_one_length_is_checked_at_that(tmp_path: Path) -> None:
     inputs = [f"{name}:float32:[1,2,8,16]" for name in "qkv"]
     report = export_module(Wide(fixed=True), inputs, tmp_path / "m.onnx")
     record = next(check for check in report.sidecar.checks if check.name == "linear memory")
-    assert record.status == "not proven" and "as wide by chance" in record.detail
+    assert record.status == "not proven" and "two equal sizes by chance" in record.detail
     with pytest.raises(CheckFailed, match=r"1 tensor\(s\) outside the windowed layers are n × n"):
         export_module(Wide(fixed=True, dense=True), inputs, tmp_path / "n.onnx")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from localattn.core.documents.sidecar import Sidecar
-from localattn.exporter.user_module.export_module import ModuleOptions, export_module
+from localattn.exporter.jobs.module import ModuleOptions, export_module
 from localattn.runtime import load
 
 WHY = "not installed; it is in the extra `dev`"

@@ -11,7 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from localattn.onnx_graph.precision import half_to_fp32
-from localattn.runtime.ort.session import ROUNDED, open_bytes, open_file
+from localattn.runtime.backends.onnxruntime.session import ROUNDED, open_bytes, open_file
 from localattn.runtime.parity.overflow import beyond_fp16, describe
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "own" : 1]>\n'

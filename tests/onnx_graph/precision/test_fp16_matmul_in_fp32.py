@@ -17,9 +17,9 @@ from localattn.core.machine.processor import host_arch
 from localattn.exporter.export import ExportRequest, export
 from localattn.onnx_graph.precision import fp16_matmul_in_fp32
 from localattn.runtime import load, open_step
-from localattn.runtime.bench.tuned import OPTIMIZED, open_tuned
-from localattn.runtime.ort.providers import PROVIDERS, SUMMED
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.providers import PROVIDERS, SUMMED
+from localattn.runtime.backends.onnxruntime.session import open_bytes
+from localattn.runtime.backends.onnxruntime.tuned import OPTIMIZED, open_tuned
 
 from ...exporter.test_step_export import steps
 from ...support.models.engine_models import small_checkpoint, small_model

@@ -19,7 +19,7 @@ from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
 from localattn.onnx_graph.precision import half_to_fp32
 from localattn.runtime import load
-from localattn.runtime.ort.session import EMULATED, open_bytes
+from localattn.runtime.backends.onnxruntime.session import EMULATED, open_bytes
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "own" : 1]>\n'
 

@@ -20,7 +20,7 @@ from localattn.core.storage.library_store import CPU_KERNELS, candidates, find, 
 from localattn.plugins.cpu.build import up_to_date
 from localattn.plugins.cpu.check import check_library
 from localattn.plugins.cpu.facts import parse_facts
-from localattn.runtime.ort import custom_ops
+from localattn.runtime.backends.onnxruntime import custom_ops
 
 from ...conftest import Finished
 from ...support.models.engine_models import small_model
@@ -178,7 +178,7 @@ def test_from_build_to_check(localattn: Call, own_cache: Path, tmp_path: Path) -
     [
         (["--target", "sm_86"], 2, "--target cannot be combined with --backend onnxruntime"),
         (["model.onnx", "--dtype", "fp16"], 2, "Models and --dtype cannot be combined"),
-        (["--arch", "riscv64"], 2, "There is no processor 'riscv64'"),
+        (["--arch", "riscv64"], 2, "Unknown processor 'riscv64'"),
     ],
 )
 def test_wrong_options(arguments: list[str], code: int, message: str, localattn: Call) -> None:
@@ -229,10 +229,10 @@ def test_a_compiler_that_makes_nothing(localattn: Call, monkeypatch: pytest.Monk
     lazy.write_text(lazy.read_text().replace("exit 1", "exit 0"))
     monkeypatch.setenv("CXX", str(lazy))
     finished = localattn("plugin", "build", "--backend", "onnxruntime", "-o", tmp_path / "library.so")
-    assert finished.code == 5 and "made no library" in finished.err
+    assert finished.code == 5 and "produced no library" in finished.err
     monkeypatch.setenv("CXX", "'")
     finished = localattn("plugin", "build", "--backend", "onnxruntime", "-o", tmp_path / "library.so")
-    assert finished.code == 2 and "CXX is no command" in finished.err
+    assert finished.code == 2 and "CXX is not a valid command" in finished.err
 
 
 def test_auto_takes_a_sound_library_only(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +288,7 @@ def test_doctor_shows_it(copy: Path) -> None:
     copy.unlink()
     missing = look_at(_cpu_library_probe())
     assert missing.detail.endswith("To add them: localattn plugin build --backend onnxruntime")
-    assert missing.status == "missing" and "when it is named" in missing.detail
+    assert missing.status == "missing" and "only when named" in missing.detail
     assert list(candidates(CPU_KERNELS)) == []
 
 

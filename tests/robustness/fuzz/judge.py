@@ -46,7 +46,7 @@ FAULTS = {
 }
 # Seconds in which a command ends that was asked to; and more, for the coarse clock of the fuzzer.
 _GRACE = 2.25
-_FORGED_LINE = re.compile(rf"^[ >#*-]*(\S{1,9} )?{FORGED}", re.MULTILINE)
+_FORGED_LINE = re.compile(rf"^[ >#*-]*(\S{1, 9} )?{FORGED}", re.MULTILINE)
 
 
 @dataclass(frozen=True)

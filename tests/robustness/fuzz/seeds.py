@@ -114,11 +114,12 @@ class Seeds:
     @cached_property
     def step(self) -> Path:
         from localattn.exporter.export import ExportRequest
-        from localattn.exporter.step_export import StepRequest, export_steps
+
+        from ...support.steps import export_steps
 
         folder = self._folder / "steps"
         folder.mkdir()
-        export_steps(StepRequest(ExportRequest(self.checkpoint, folder / "step.onnx"), chunk=4))
+        export_steps(ExportRequest(self.checkpoint, folder / "step.onnx"), chunk=4)
         return folder / "step.onnx"
 
     @cached_property

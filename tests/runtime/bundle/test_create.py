@@ -256,7 +256,7 @@ def test_nothing_but_a_bundle_is_replaced(tiny_model: Path, tmp_path: Path, loca
     (home / "letter.txt").write_text("dear")
     refused = localattn("bundle", tiny_model, "-o", home, "--force")
     assert refused.code == 2
-    assert "other things than a bundle" in refused.err
+    assert "but not a bundle" in refused.err
     assert files_of(home) == {"letter.txt": b"dear"}
     (tmp_path / "link").symlink_to(home)
     linked = localattn("bundle", tiny_model, "-o", tmp_path / "link", "--force")
@@ -359,7 +359,7 @@ def test_a_plugin_library_travels_by_processor(tiny_model: Path, tmp_path: Path)
     }
     assert f"--dynamicPlugins=plugins/{arch}/libx.so" in (tmp_path / "b/README.md").read_text()
     sidecar_path(library).write_text(json.dumps({"sha256": "0" * 64}))
-    with pytest.raises(CheckFailed, match="altered"):
+    with pytest.raises(CheckFailed, match="was changed"):
         create_bundle(BundleRequest(tiny_model, tmp_path / "c", samples=0, plugins=(library,)))
     with pytest.raises(UsageError, match="not a plugin library"):
         create_bundle(BundleRequest(tiny_model, tmp_path / "c", samples=0, plugins=(tiny_model,)))
@@ -397,7 +397,7 @@ def test_compiled_kernels_for_the_cpu_travel_and_are_tried(tiny_model: Path, tmp
     assert alone.returncode == 0, alone.stdout
     assert "ok   model/tiny.onnx on cpu, samples" in alone.stdout and "by ONNX functions" in alone.stdout
     assert alone.stdout.count("ok  ") == 1
-    assert f"not run: {here}. Libraries of a bundle are code" in alone.stdout
+    assert f"not run: {here}. A bundle's libraries are code" in alone.stdout
     for allowed in (["--run-libraries"], ["--manifest-sha256", facts.manifest_sha256]):
         finished = run_script(tmp_path / "b", *allowed)
         assert finished.returncode == 0, finished.stdout
@@ -477,15 +477,15 @@ def test_engines_whose_folders_would_have_one_name_are_refused(tiny_model: Path,
     for engine in engines:
         engine.write_bytes(b"an engine")
         engine_facts(engine, tiny_model, backend="tensorrt")
-    with pytest.raises(UsageError, match=r"would be called triton/tiny_on_a_tensorrt/config\.pbtxt"):
+    with pytest.raises(UsageError, match=r"would have the name triton/tiny_on_a_tensorrt/config\.pbtxt"):
         create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=0, engines=engines, triton=Serving()))
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"engine_sha256": "0" * 64}, CheckFailed, "altered"),
-        ({"onnx_sha256": "0" * 64}, UsageError, "no engine of"),
+        ({"engine_sha256": "0" * 64}, CheckFailed, "was changed"),
+        ({"onnx_sha256": "0" * 64}, UsageError, "not an engine of"),
         ({"plugin": {"kind": "library", "path": "x.so", "sha256": "1" * 64}}, UsageError, "plugin library"),
     ],
 )
@@ -756,7 +756,7 @@ def test_a_tar_is_not_replaced_unasked(tiny_model: Path, tmp_path: Path, localat
     with tarfile.open(target, "w") as archive:
         archive.add(tiny_model, "backup/model.onnx")
     backup = localattn("bundle", tiny_model, "-o", target, "--samples", "0", "--force")
-    assert backup.code == 2 and "a tar of other things" in backup.err
+    assert backup.code == 2 and "a tar, but not a bundle" in backup.err
     target.unlink()
     assert localattn("bundle", tiny_model, "-o", target, "--samples", "0").code == 0
     assert localattn("bundle", tiny_model, "-o", target, "--samples", "0").code == 2

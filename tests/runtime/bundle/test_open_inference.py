@@ -75,20 +75,24 @@ OK = b"HTTP/1.1 200 OK\r\n"
     ("answer", "error", "told"),
     [
         (b"", MissingDependency, "does not answer"),
-        (b"nonsense\r\n\r\n", CheckFailed, "gives no answer of the protocol"),
-        (b"<html>HTTP/0.9</html>", CheckFailed, "gives no answer of the protocol"),
-        (OK + b"a: b\r\n" * 500 + b"\r\n{}", CheckFailed, "gives no answer of the protocol"),
-        (OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", CheckFailed, "gives no answer of the protocol"),
+        (b"nonsense\r\n\r\n", CheckFailed, "does not answer according to the protocol"),
+        (b"<html>HTTP/0.9</html>", CheckFailed, "does not answer according to the protocol"),
+        (OK + b"a: b\r\n" * 500 + b"\r\n{}", CheckFailed, "does not answer according to the protocol"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", CheckFailed, "does not answer according to the protocol"),
         (OK + b"Content-Length: 90\r\n\r\n{}", CheckFailed, "It ends 88 bytes early."),
-        (OK + b"\r\n" + DEEP, CheckFailed, "gives no answer of the protocol"),
-        (OK + b"\r\n[1]", CheckFailed, "gives no answer of the protocol"),
-        (OK + b"\r\n" + b"[" + b"1," * 40_000 + b"1]", CheckFailed, "more values than it can need"),
+        (OK + b"\r\n" + DEEP, CheckFailed, "does not answer according to the protocol"),
+        (OK + b"\r\n[1]", CheckFailed, "does not answer according to the protocol"),
+        (OK + b"\r\n" + b"[" + b"1," * 40_000 + b"1]", CheckFailed, "its JSON has too many values"),
         (OK + b"\r\n" + b" " * (2 << 20), CheckFailed, "is larger than"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 100_000, CheckFailed, "gives no answer of the protocol"),
-        (OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(bytes(1 << 20)), CheckFailed, "no answer of the"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 100_000, CheckFailed, "does not answer according to the protocol"),
+        (
+            OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(bytes(1 << 20)),
+            CheckFailed,
+            "does not answer according",
+        ),
         (b"HTTP/1.1 500 Odd\r\n\r\n" + DEEP, MissingDependency, "does not serve v2"),
         (b"HTTP/1.1 302 Odd\r\nLocation: http://[bad\r\n\r\n", MissingDependency, "does not serve v2"),
-        (b"HTTP/1.1 500 Odd\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", CheckFailed, "gives no answer of"),
+        (b"HTTP/1.1 500 Odd\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", CheckFailed, "does not answer according"),
     ],
 )
 def test_answers_that_are_none(answer: bytes, error: type[LocalAttnError], told: str) -> None:
@@ -173,14 +177,14 @@ def test_any_value_at_any_position_is_an_answer_or_no_answer(binary: bool) -> No
                     decoded(other, blobs, len(other))
             except CheckFailed as error:
                 refused += 1
-                assert error.what.endswith("gives no answer of the protocol.") and "\n" not in error.why
+                assert error.what.endswith("does not answer according to the protocol.") and "\n" not in error.why
     assert refused > 200
 
 
 @pytest.mark.parametrize("split", [-16, "1e5", 2**70, "", "9" * 5000, "\u0664", "4, 4", 1])
 def test_where_the_binary_part_begins_is_a_claim(split: object) -> None:
     document, blobs = whole(True)
-    with pytest.raises(CheckFailed, match="gives no answer of the protocol"):
+    with pytest.raises(CheckFailed, match="does not answer according to the protocol"):
         decoded(document, blobs, str(split).encode().decode("latin-1"))
 
 
@@ -197,7 +201,7 @@ def test_where_the_binary_part_begins_is_a_claim(split: object) -> None:
 )
 def test_what_no_output_can_need_is_not_parsed(text: bytes) -> None:
     begun = time.monotonic()
-    with pytest.raises(CheckFailed, match="gives no answer of the protocol"):
+    with pytest.raises(CheckFailed, match="does not answer according to the protocol"):
         decoded(text)
     assert time.monotonic() - begun < 2
 
@@ -257,7 +261,10 @@ def test_a_server_that_drips_is_left(
 ) -> None:
     monkeypatch.setattr(bounded_http, "TRANSFER", 0.5)
     begun = time.monotonic()
-    with dripping(start, drop, first) as address, pytest.raises(CheckFailed, match="gives no answer of") as raised:
+    with (
+        dripping(start, drop, first) as address,
+        pytest.raises(CheckFailed, match="does not answer according") as raised,
+    ):
         Server(address, 5.0).infer("m", {"x": np.zeros(1, np.float32)}, ["y"], most=1)
     assert "It did not end in time." in str(raised.value)
     assert time.monotonic() - begun < 3
@@ -314,7 +321,7 @@ def step_bundle(step_model: Path, tmp_path: Path) -> Path:
 
 
 def test_a_model_whose_tokens_have_no_positions_is_none_of_a_step_file(step_bundle: Path) -> None:
-    with answering(FINE, taking("tokens", [-1])) as address, pytest.raises(CheckFailed, match="no model of this"):
+    with answering(FINE, taking("tokens", [-1])) as address, pytest.raises(CheckFailed, match="not a model of this"):
         verify_on_server(step_bundle, address, "model_step")
 
 
@@ -344,7 +351,7 @@ def test_a_sample_beyond_the_sequence_fails(step_bundle: Path) -> None:
     sealed(step_bundle, {SEQUENCE: {name: x[:, :1] for name, x in load_arrays(step_bundle / SEQUENCE).items()}})
     with answering(FINE, taking("tokens", [1, 1]), b"HTTP/1.1 500 Odd\r\n\r\nout of order") as address:
         rows = verify_on_server(step_bundle, address, "model_step").report["rows"]
-    assert ["begins there" in row["why"] for row in rows] == [False, True, True]
+    assert ["begins at this position" in row["why"] for row in rows] == [False, True, True]
 
 
 FEW = np.ones((1, 3), np.int64)

@@ -155,7 +155,7 @@ def test_a_model_without_samples_is_named(tiny_bundle: Path, tmp_path: Path, loc
 
     bundle = changed(tiny_bundle, tmp_path / "b", manifest=without)
     found = localattn("bundle", "verify", bundle)
-    assert found.code == 0 and "has no samples, so nothing was run" in found.out
+    assert found.code == 0 and "has no samples, so no model was run" in found.out
 
 
 def test_outputs_below_the_absolute_tolerance_are_bounded_otherwise(tmp_path: Path, localattn: Command) -> None:

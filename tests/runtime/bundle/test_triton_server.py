@@ -63,7 +63,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, open_mode
     joined.touch()
     half = folder / "half.onnx"
     checkpoint = save_upstream(folder, "local_attention.LocalTransformer", {**TINY, "depth": 1})
-    export(ExportRequest(checkpoint, half, dtype="fp16", shapes=ShapeRequest(mask=True), quick=True))
+    export(ExportRequest(checkpoint, half, dtype="fp16", shapes=ShapeRequest(mask=True), checks="quick"))
     steps, rows = folder / "steps", folder / "rows"
     for place, batch in ((steps, 1), (rows, 3)):
         place.mkdir()

@@ -180,7 +180,7 @@ def test_it_follows_what_is_typed_and_stops(demo: Demo, page: Page) -> None:
 
         page.value("document.getElementById('seed').value = 'three'")
         page.value("document.getElementById('seed').dispatchEvent(new Event('input'))")
-        assert page.value("document.getElementById('status').textContent") == "Seed and tokens are whole numbers."
+        assert page.value("document.getElementById('status').textContent") == "Seed and tokens must be whole numbers."
         page.value("document.getElementById('seed').value = '3'")
 
         # A text longer than the model has positions for.
@@ -273,7 +273,7 @@ def test_tokens_without_text_are_numbers(numbers: Path, onnxruntime_web: Path, p
         page.value("document.getElementById('text').value = '1, 23'")
         page.value("document.getElementById('text').dispatchEvent(new Event('input'))")
         said = page.value("document.getElementById('status').textContent")
-        assert said == "23 is no token: they are numbers from 0 to 22."
+        assert said == "23 is not a token: tokens are numbers from 0 to 22."
         # Broken logits choose nothing.
         choices = "[[NaN, 1, 2], [1, NaN, 2], [-Infinity, -Infinity], [Infinity, 1], [-Infinity, 1]]"
         choose = "logits => { try { return choose(logits, 1, 0.5) } catch (error) { return error.message } }"
@@ -320,9 +320,11 @@ def test_a_runtime_that_does_not_fit_is_refused(
         assert finished.code == 2 and not (tmp_path / "bundle").exists()
         return " ".join(finished.err.split())
 
-    assert "goes with --web" in refusal(numbers, "--onnxruntime-web", package)
-    assert "one for --triton, one for --web" in refusal(numbers, "--web", "--triton")
-    assert "is not onnxruntime-web. It has no package.json" in refusal(numbers, "--web", "--onnxruntime-web", tmp_path)
+    assert "it needs --web" in refusal(numbers, "--onnxruntime-web", package)
+    assert "one for --triton and another for --web" in refusal(numbers, "--web", "--triton")
+    assert "onnxruntime-web. It has no readable package.json" in refusal(
+        numbers, "--web", "--onnxruntime-web", tmp_path
+    )
     (package / "dist" / "ort-wasm-simd-threaded.wasm").unlink()
     assert "It has no dist/ort-wasm-simd-threaded.wasm" in refusal(numbers)
     (package / "package.json").write_text('{"name": "onnxruntime-node", "version": "1"}')
@@ -337,13 +339,13 @@ def test_a_model_that_cannot_go_on_a_page_is_refused(package: Path, tmp_path: Pa
         return str(refused.value)
 
     pair = small(tmp_path / "pair", batch=2)
-    assert "It goes on with 2 sequences at once" in refusal(pair)
+    assert "It continues 2 sequences at once" in refusal(pair)
     assert "prefill.onnx is a prefill file" in refusal(pair.with_suffix(".prefill.onnx"))
     assert "no bf16 kernels" in refusal(small(tmp_path / "bf16", {"dtype": "bf16"}))
-    assert "It takes whole sequences of 1 positions" in refusal(small(tmp_path / "full", {"step": None}, chunk=1))
+    assert "It needs whole sequences of 1 positions" in refusal(small(tmp_path / "full", {"step": None}, chunk=1))
     alone = small(tmp_path / "alone", chunk=1)
     sidecar_path(alone).unlink()
-    assert "says how its caches are laid out" in refusal(alone)
+    assert "which describes its caches" in refusal(alone)
     # As a LocalMHA is: embeddings come in.
     part = read_model_part(small(tmp_path / "embeddings"))
     embeddings = [TensorSpec("x", "float32", (1, 1, 16)) if x.name == "tokens" else x for x in part.inputs]

@@ -12,12 +12,12 @@ from localattn.core.errors import UsageError
 from localattn.demo import checkpoint_path, config_path, validation_path
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.generation.generator import Generator
 from localattn.runtime.generation.step_session import open_step
 from localattn.runtime.session import load
 
 from ...conftest import TINY, save_upstream
+from ...support.steps import export_steps
 
 # Pieces a prompt of 64 comes in: single tokens, whole chunks, chunks with a rest.
 PIECES = {"one by one": [1] * 64, "at once": [64], "mixed": [1, 13, 2, 20, 7, 21]}
@@ -26,7 +26,7 @@ PIECES = {"one by one": [1] * 64, "at once": [64], "mixed": [1, 13, 2, 20, 7, 21
 def both(checkpoint, folder, length, chunk, **shapes):
     """Step file and full file of a checkpoint."""
     step, full = folder / "step.onnx", folder / "full.onnx"
-    export_steps(StepRequest(ExportRequest(checkpoint, step, shapes=ShapeRequest(**shapes)), chunk=chunk))
+    export_steps(ExportRequest(checkpoint, step, shapes=ShapeRequest(**shapes)), chunk=chunk)
     export(ExportRequest(checkpoint, full, shapes=ShapeRequest(seq_len=length, **shapes)))
     return step, load(full, "cpu")
 
@@ -125,7 +125,7 @@ def test_modules_without_tokens_stream_too(tmp_path, class_name, kwargs, shapes)
 @pytest.fixture(scope="module")
 def demo_step(tmp_path_factory):
     path = tmp_path_factory.mktemp("demo") / "pybytes_step.onnx"
-    export_steps(StepRequest(ExportRequest(checkpoint_path(), path, config=config_path()), chunk=64))
+    export_steps(ExportRequest(checkpoint_path(), path, config=config_path()), chunk=64)
     return path
 
 

@@ -83,7 +83,7 @@ def _apart(run: Run) -> bool:
 def test_an_export_with_an_open_batch_says_that_its_rows_are_independent(tmp_path: Path) -> None:
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", {**TINY, "depth": 1})
     shapes = ShapeRequest(seq_len=16, mask=True)
-    export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=shapes, dynamic=("batch", "seq"), quick=True))
+    export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=shapes, dynamic=("batch", "seq"), checks="quick"))
     sidecar = read_sidecar(tmp_path / "m.onnx")
     assert sidecar is not None
     (record,) = [check for check in sidecar.checks if check.name == ROWS]
@@ -95,7 +95,9 @@ def test_int8_scales_span_the_batch(tmp_path: Path) -> None:
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", wide)
     shapes = ShapeRequest(seq_len=16)
     model = tmp_path / "m.onnx"
-    report = export(ExportRequest(checkpoint, model, shapes=shapes, weights="int8", dynamic=("batch",), quick=True))
+    report = export(
+        ExportRequest(checkpoint, model, shapes=shapes, weight_dtype="int8", dynamic=("batch",), checks="quick")
+    )
     (record,) = [check for check in report.sidecar.checks if check.name == ROWS]
     assert record.status == "not proven" and "int8" in record.detail
     # What the record says is so: the same row gives other numbers beside another one.
@@ -112,11 +114,11 @@ def test_int8_scales_span_the_batch(tmp_path: Path) -> None:
 
 def test_a_step_file_of_few_tokens_can_be_quantized(tmp_path: Path) -> None:
     """A logits matrix narrower than what is quantized: onnxruntime before 1.32 turned it and kept its old shape."""
-    from localattn.exporter.step_export import StepRequest, export_steps
+    from ...support.steps import export_steps
 
     wide = TINY | {"dim": 32, "dim_head": 16, "depth": 1}
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", wide)
-    report = export_steps(StepRequest(ExportRequest(checkpoint, tmp_path / "s.onnx", weights="int8", quick=True)))[0]
+    report = export_steps(ExportRequest(checkpoint, tmp_path / "s.onnx", weight_dtype="int8", checks="quick"))[0]
     assert {check.name: check.status for check in report.sidecar.checks}["parity"] == "passed"
     kinds = {node.op_type for node in onnx.load(report.path, load_external_data=False).graph.node}
     assert "MatMulInteger" in kinds

@@ -28,7 +28,7 @@ class Recorded(Runner):
 
 def test_an_error_measured_in_another_type_is_no_baseline() -> None:
     meter = BaselineMeter(Baseline("bf16", 0.1, 1.0, "a module"), "fp16")
-    assert meter.result() is None and "known in bf16, and not in fp16" in meter.why_none
+    assert meter.result() is None and "known in bf16, but not in fp16" in meter.why_none
     known = BaselineMeter(Baseline("fp16", 0.1, 1.0, "a module"), "fp16")
     assert known.result() is not None and known.why_none == "" and not known.measures
 

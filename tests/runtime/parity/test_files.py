@@ -115,10 +115,10 @@ def test_a_build_compares_what_it_built_with_its_file(folder: Path) -> None:
     other = check_built_engine(alter(Path(shutil.copy(model, folder / "wrong.onnx")), wider_window), model)
     assert other.status == "failed" and float(other.figures["max_abs"]) > 1e-3
     absent = check_built_engine(model, folder / "nowhere.onnx")
-    assert absent.status == "skipped" and "did not both run" in absent.detail
+    assert absent.status == "skipped" and "could not be compared" in absent.detail
 
 
-@pytest.mark.parametrize("option", ["weights", "attention"])
+@pytest.mark.parametrize("option", ["weight_dtype", "attention_dtype"])
 @pytest.mark.parametrize("value", [None, 8, [["int8"]], {"int8": 1}, "int7"], ids=str)
 def test_a_precision_that_is_none_is_refused(folder: Path, option: str, value: Any, localattn: Command) -> None:
     model, sidecar = folder / "model.onnx", sidecar_path(folder / "model.onnx")
@@ -217,8 +217,8 @@ def test_a_judge_that_nothing_proves_is_called_so(folder: Path, localattn: Comma
         ({"checks": named}, "no record of a comparison"),
         ({"checks": doubtful}, "is called not proven"),
         ({"model_sha256": "0" * 64}, "is not the file that model.onnx.json was written for"),
-        ({"model_sha256": ""}, "does not say for which file"),
-        (None, "no sidecar lies beside it"),
+        ({"model_sha256": ""}, "does not record for which file"),
+        (None, "it has no sidecar"),
     ):
         if changed is None:
             facts.unlink()
@@ -228,8 +228,8 @@ def test_a_judge_that_nothing_proves_is_called_so(folder: Path, localattn: Comma
         finished = localattn("parity", model, "--against", judge, "--seeds", 1, "--format", "json")
         shown = document(finished)
         assert shown["reference"]["checked"] is None
-        assert any("is not proven here" in line and why in line for line in shown["notes"]), shown["notes"]
-        assert "is not proven here" in finished.err
+        assert any("is not proven right" in line and why in line for line in shown["notes"]), shown["notes"]
+        assert "is not proven right" in finished.err
     assert shown["dtype"] == "fp16", "without a sidecar the weights tell the precision"
 
 
@@ -247,7 +247,7 @@ def test_a_judge_without_a_function_body_is_refused(folder: Path, localattn: Com
     )
     export(request)
     finished = localattn("parity", folder / "half.onnx", "--against", folder / "bare.onnx")
-    assert finished.code == 2 and "without its function definition" in finished.err
+    assert finished.code == 2 and "without the attention node's ONNX function" in finished.err
 
 
 def test_the_judge_runs_on_the_cpu_without_compiled_kernels(
@@ -280,7 +280,7 @@ def test_open_sizes_are_swept_and_a_static_file_fixes_them(folder: Path, localat
     assert localattn("parity", other, "--against", folder / "open.onnx", "--seq-len", 65).code == 2
     static = document(localattn("parity", other, "--against", folder / "half.onnx", "--seeds", 1, "--format", "json"))
     assert [row["inputs"] for row in static["comparisons"]] == ["seed 0"]
-    assert any("leaves sizes open, and is compared at those of half.onnx only" in note for note in static["notes"])
+    assert any("has dynamic sizes, and is compared at the sizes of half.onnx only" in note for note in static["notes"])
     for file in (other, folder / "open.onnx"):
         sidecar_path(file).unlink()
     finished = localattn("parity", other, "--against", folder / "open.onnx")
@@ -316,8 +316,8 @@ def test_step_files_are_fed_call_by_call(folder: Path, made: Path, model: str, j
     shown = document(localattn("parity", folder / model, "--against", folder / judge, "--seeds", 1, "--format", "json"))
     slots, prefill = 5, "step.prefill.onnx"  # a causal window of 4 with one behind it, exact
     fed = next(note for note in shown["notes"] if "tokens were fed" in note)
-    assert int(fed.split()[0]) > 2 * slots and ("8 a call" in fed) == (model == prefill)
-    chunked = [row for row in shown["comparisons"] if row["inputs"].endswith(", 8 a call first")]
+    assert int(fed.split()[0]) > 2 * slots and ("8 per call" in fed) == (model == prefill)
+    chunked = [row for row in shown["comparisons"] if row["inputs"].endswith(", first 8 per call")]
     assert len(chunked) == (model == "step.onnx")
     assert shown["windows"][0]["length"] == int(fed.split()[0]) == len(shown["errors"]["logits"]["positions"])
 
@@ -328,7 +328,7 @@ def test_a_step_files_faults_are_found(folder: Path, localattn: Command) -> None
     for judge in ("step.onnx", "model.onnx"):
         finished = localattn("parity", folder / "step.onnx", "--against", original / judge, "--seeds", 1)
         assert finished.code == 1 and "NOT equal" in " ".join(finished.out.split())
-    assert "was altered, or replaced alone" in finished.err
+    assert "was changed or replaced without the other" in finished.err
     # A prefill file that is wrong while the step file is right: seen where its chunks come first, and only there.
     shutil.copy(original / "step.onnx", folder / "step.onnx")
     alter(folder / "step.prefill.onnx", forgetful)
@@ -348,13 +348,13 @@ def test_step_files_inputs_and_lengths(folder: Path, localattn: Command) -> None
     assert outputs["logits"].shape == outputs["logits.reference"].shape == (1, 19, TINY["num_tokens"])
     assert localattn("parity", *pair, "--load-inputs", folder / "in.npz").code == 0
     short = localattn("parity", *pair, "--seq-len", 4)
-    assert short.code == 0 and "do not show that older ones are dropped" in short.err
+    assert short.code == 0 and "are too few to test that older ones are dropped" in short.err
     beyond = localattn("parity", *pair, "--seq-len", 65)
     assert beyond.code == 2 and "1 to 64" in beyond.err
     odd = localattn("parity", folder / "step.prefill.onnx", "--against", folder / "step.onnx", "--seq-len", 12)
-    assert odd.code == 2 and "8 a call" in odd.err
+    assert odd.code == 2 and "8 per call" in odd.err
     whole = localattn("parity", folder / "step.prefill.onnx", "--against", folder / "model.onnx")
-    assert whole.code == 2 and f"cannot be fed {LENGTH} positions" in whole.err
+    assert whole.code == 2 and f"does not accept {LENGTH} positions" in whole.err
     facts = json.loads(sidecar_path(folder / "step.onnx").read_text())
     for wrong in ({"token_input": "words"}, {"sequence_axis": 7}):
         kept = {name: value for name, value in facts.items() if name != SEAL}
@@ -363,7 +363,7 @@ def test_step_files_inputs_and_lengths(folder: Path, localattn: Command) -> None
         assert other.code == 2 and "is not the file that its sidecar describes" in other.err
     sidecar_path(folder / "step.onnx").unlink()
     alone = localattn("parity", *pair)
-    assert alone.code == 2 and "its sidecar beside it" in alone.err
+    assert alone.code == 2 and "a step file needs its sidecar" in alone.err
 
 
 def test_several_models_and_their_page(folder: Path, localattn: Command) -> None:
@@ -385,8 +385,8 @@ def test_a_page_says_when_the_judge_is_not_proven(folder: Path, localattn: Comma
     sidecar_path(folder / "model.onnx").unlink()
     finished = localattn("parity", folder / "half.onnx", "--against", folder / "model.onnx", "--format", "md")
     assert finished.code == 0
-    assert "That model.onnx itself is right is not proven here." in finished.out
-    assert "no sidecar lies beside it" in finished.out
+    assert "model.onnx itself is not proven right." in finished.out
+    assert "it has no sidecar" in finished.out
 
 
 WITHOUT_TORCH = """

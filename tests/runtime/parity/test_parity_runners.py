@@ -18,7 +18,6 @@ from localattn.core.tolerance import Tolerance, tolerance_for
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.source.reference_runner import ReferenceRunner
-from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime import load
 from localattn.runtime.generation.array_step import ArrayStep
 from localattn.runtime.inputs.arrays import random_inputs
@@ -28,6 +27,7 @@ from localattn.runtime.session import Arrays
 
 from ...conftest import TINY, Finished, save_upstream
 from ...support.models.parity_folder import open_and_steps
+from ...support.steps import export_steps
 
 Command = Callable[..., Finished]
 WINDOW, CHUNK = TINY["local_attn_window_size"], 8
@@ -210,7 +210,7 @@ def test_single_tokens_follow_the_chunks(folder: Path) -> None:
 def test_every_sequence_of_a_step_files_batch_is_drawn(tmp_path: Path, localattn: Command) -> None:
     checkpoint = save_upstream(tmp_path, "local_attention.LocalMHA", MHA)
     request = ExportRequest(checkpoint, tmp_path / "s.onnx", shapes=ShapeRequest(batch=3))
-    export_steps(StepRequest(request, chunk=1))
+    export_steps(request, chunk=1)
     saved = ("--save-inputs", tmp_path / "in.npz", "--save-outputs", tmp_path / "out.npz")
     finished = localattn("parity", tmp_path / "s.onnx", "--against", checkpoint, "--seeds", 1, *saved)
     assert finished.code == 0, finished.err
@@ -231,7 +231,7 @@ def test_nothing_compared_is_not_equal(tmp_path: Path, localattn: Command) -> No
     x = np.zeros((1, 2, 7, 8), np.float32)
     np.savez(tmp_path / "in.npz", q=x, k=x, v=x)
     none = localattn("parity", *pair, "--load-inputs", tmp_path / "in.npz")
-    assert none.code == 2 and "Nothing could be compared" in none.err and "multiple of the window size" in none.err
+    assert none.code == 2 and "inputs was accepted by both" in none.err and "multiple of the window size" in none.err
 
 
 def test_given_numbers_are_cast_to_the_files_float_type(tmp_path: Path, localattn: Command) -> None:

@@ -101,7 +101,7 @@ def test_masks_stand_behind_what_begins_a_text(tmp_path: Path) -> None:
 def test_tokens_without_a_row_are_left_out_and_counted(folder: Path) -> None:
     tokens = opened(folder, limit=0xF0)
     assert tokens.is_text and tokens.row(0, 2000).max() < 0xF0
-    assert any("have no row in the model" in note for note in tokens.notes)
+    assert any("are outside the model's vocabulary" in note for note in tokens.notes)
 
 
 @pytest.mark.parametrize("content, why", [

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.step_export import StepRequest, export_steps
 
 from ...conftest import TINY, save_upstream
 from ...robustness.fuzz.judge import Worker
+from ...support.steps import export_steps
 from .bundles import once
 
 ONE_LAYER = {**TINY, "depth": 1}
@@ -32,7 +32,7 @@ def _make(folder: Path) -> None:
     checkpoint = save_upstream(folder, "local_attention.LocalTransformer", ONE_LAYER)
     export(ExportRequest(checkpoint, folder / "model.onnx", seeds=(0,)))
     export(ExportRequest(checkpoint, folder / "external/model.onnx", external_data_from=0, seeds=(0,)))
-    export_steps(StepRequest(ExportRequest(checkpoint, folder / "steps/step.onnx"), chunk=4))
+    export_steps(ExportRequest(checkpoint, folder / "steps/step.onnx"), chunk=4)
 
 
 @pytest.fixture

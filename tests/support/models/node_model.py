@@ -10,9 +10,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from localattn.core.nodes.attention import DOMAIN, DOMAIN_VERSION, SEQUENCE_FIRST, NodeAttributes, NodeVariant
-from localattn.exporter.lowering.attention_facts import facts_of
 from localattn.exporter.lowering.attention_function import attention_function
-from localattn.runtime.ort.session import OnnxRuntimeSession, open_bytes
+from localattn.exporter.lowering.function_properties import properties_of
+from localattn.runtime.backends.onnxruntime.session import OnnxRuntimeSession, open_bytes
 
 HEADS, HEAD_DIM = 2, 8
 ELEMENT = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
@@ -57,7 +57,7 @@ def one_node(
     output.name, output.shape, output.type = "out", ir.Shape(shapes["query"]), ir.TensorType(ELEMENT[dtype])
     graph = ir.Graph(inputs, [output], nodes=[node], opset_imports={"": opset, DOMAIN: DOMAIN_VERSION}, name="one_node")
     sequences = batch * HEADS if isinstance(batch, int) else None
-    facts = facts_of(variant, attributes.as_onnx(), length if isinstance(length, int) else None, sequences)
+    facts = properties_of(variant, attributes.as_onnx(), length if isinstance(length, int) else None, sequences)
     body = attention_function(variant, opset, facts)
     model = ir.serde.serialize_model(ir.Model(graph, ir_version=10, functions=[body]))
     onnx.checker.check_model(model, full_check=True)

@@ -37,7 +37,7 @@ from localattn.plugins.library.headers import find_cuda_headers, find_tensorrt_h
 from ..run_folder import once
 
 _TESTS = Path(__file__).parents[2]
-_SOURCES = (_TESTS / "support" / "native" / "sources", _TESTS / "simulators" / "native")
+_SOURCES = (_TESTS / "support" / "native" / "sources", _TESTS / "gpu" / "simulators" / "native")
 DTYPE, HEAD_DIM = "fp16", 64
 # What the libraries of the tests have of steps and chunks.
 RINGS = (
@@ -80,7 +80,7 @@ def without_zig(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def source_file(name: str) -> Path:
-    """The C++ file of this name: a program of the tests, or a stand-in of `tests/simulators/native`."""
+    """The C++ file of this name: a program of the tests, or a stand-in of `tests/gpu/simulators/native`."""
     (file,) = (file for folder in _SOURCES for file in folder.rglob(name))
     return file
 

@@ -1,4 +1,4 @@
-// What is compiled once for each instruction set, and which of them this processor has.
+// The functions that are compiled once for each instruction set, and the choice of the set for this processor.
 #pragma once
 
 #include "kernels/aft.h"
@@ -8,7 +8,7 @@
 
 namespace localattn {
 
-// The functions of one instruction set; false: there is no memory, and nothing that was written counts.
+// The functions of one instruction set; they return false if there is no memory, and then all outputs are invalid.
 struct Functions {
   // `first` must be a multiple of 64. False also if it takes more floats of scratch than it may.
   bool (*attend_rows)(const Call&, const Rows&, int64_t most_floats);

@@ -1,5 +1,5 @@
 // The mean of an AFT-local node: for every position and channel over all keys it sees, with learned biases near it.
-// Whoever owns the threads hands out the parts of its two steps, one after the other. The meaning of every tensor is
+// The caller runs the parts of its two steps on threads, one step after the other. The meaning of every tensor is
 // that of the node's contract, core/nodes/aft.py.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What lies between a model's matrix products and attention nodes, each in one pass over its tensors. Every call is
-// rows (or elements) that do not depend on each other; whoever owns the threads hands them out. The meaning of every
+// Operators between a model's matrix products and attention nodes, each in one pass over its tensors. The rows (or
+// elements) of a call do not depend on each other; the caller runs them on threads. The meaning of every
 // tensor is that of the nodes' contract, core/nodes/fused.py.
 #pragma once
 

@@ -49,9 +49,8 @@ inline void add_lanes(const Vector* parts, float* sums) {
   store(sums, fold_lanes<kLanes>(rows));
 }
 
-// What a token's loops ask for while they compute: nothing, or the lines of the next token, little by little. A core
-// waits for some two dozen lines at a time, and stops where it is asked for more: asked for at once, they gained
-// nothing.
+// What a token's loops prefetch while they compute: nothing, or the lines of the next token, little by little. A core
+// can wait for about two dozen lines at a time and stalls on more, so prefetching all lines at once gained nothing.
 struct Nothing {
   void go_on() {}
 };
@@ -123,7 +122,7 @@ inline Vector sum_of_squares(const float* row, int64_t dim) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// So many streams at a time: their sums share vectors, and those of more would only take memory.
+// Streams at a time: their sums share vectors; more streams would only need more memory.
 constexpr int64_t kStreams = 8;
 
 // The memory of `weights_of`.
@@ -317,8 +316,8 @@ bool write_streams(const WriteStreams& call, Range rows) {
   return true;
 }
 
-// A token is read as soon as it is written, while the next one's lines are on their way: alone, writing only waits for
-// memory, and reading computes.
+// A token is read as soon as it is written, while the next one's lines are being prefetched: writing mostly waits for
+// memory, and reading mostly computes.
 bool write_and_read_streams(const WriteStreams& writing, const ReadStreams& reading, Range rows) {
   const size_t floats = static_cast<size_t>(read_floats(reading.count));
   const Scratch scratch(floats);

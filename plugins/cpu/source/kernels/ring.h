@@ -1,5 +1,5 @@
-// Attention that goes on from a ring of keys and values: one call of a step node or of a chunk node. Whoever owns the
-// threads hands out its tasks. The meaning of every tensor is that of the node's contract, core/nodes/step.py.
+// Attention that continues from a ring of keys and values: one call of a step node or of a chunk node. The caller runs
+// its tasks on threads. The meaning of every tensor is that of the node's contract, core/nodes/step.py.
 #pragma once
 
 #include "kernels/fused.h"
@@ -40,14 +40,14 @@ struct Ring {
   int64_t biases() const { return bias_by_batch ? batch : bias_by_head ? heads : 1; }
 };
 
-// A step's ring in pieces of so many slots. They follow from the shapes alone, and so does the order of every sum.
+// A step's ring, cut into pieces of `slots` slots. The pieces, and so the order of sums, depend only on the shapes.
 struct RingPieces {
   int64_t slots;
   int64_t count;
   int64_t dim;
   float* data;  // [batch, heads, count, row_floats()] if there are several
 
-  // So many numbers of keys and values are a piece: several fit into a second cache, and a thread is worth its waking.
+  // Keys and values in one piece, as numbers: several pieces fit in L2, and each is enough work for a thread.
   static constexpr int64_t kNumbers = 65536;
 
   explicit RingPieces(const Ring& call) : dim(call.dim), data(nullptr) {

@@ -30,7 +30,7 @@ inline void scaled_query(const Ring& call, const Number* query, float* to) {
 
 constexpr int kKeys = kLanes < 8 ? kLanes : 8;  // whose sums are in registers, and whose addresses
 
-// Asks for what lies kAheadNumbers further: several rows at once are no stream that a processor foresees.
+// Prefetches what lies kAheadNumbers further: the hardware prefetcher does not follow several rows at once.
 template <bool kAsks, typename Number>
 inline Vector load_and_ask(const Number* from) {
   if constexpr (kAsks) __builtin_prefetch(from + kAheadNumbers, 0, 2);
@@ -213,7 +213,7 @@ inline void write_slots(const Ring& call, int64_t at, int64_t first, int64_t end
   write(call.value_cache, call.value, call.next_value);
 }
 
-// Whether rows are so long, and so many, that what comes next is better asked for.
+// Whether rows are so long and so many that prefetching helps.
 template <typename Number>
 inline bool asks_ahead(const Ring& call) {
   constexpr int64_t kLongRow = 512, kManyBytes = int64_t{1} << 20;

@@ -5,7 +5,7 @@
 
 namespace localattn {
 
-// So many floats, from a multiple of 64 bytes on, with any content; none for 0.
+// This many floats with any content, aligned to 64 bytes; none for 0.
 class Memory {
  public:
   explicit Memory(size_t floats);
@@ -20,7 +20,7 @@ class Memory {
   float* data_;
 };
 
-// The same for a task, out of what its thread keeps if that will do. A thread has one at a time.
+// The same for a task, from the memory that its thread keeps if that is enough. A thread has one at a time.
 class Scratch {
  public:
   explicit Scratch(size_t floats);

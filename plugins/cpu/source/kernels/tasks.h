@@ -11,9 +11,9 @@ struct Range {
   int64_t end;
 };
 
-// So many tasks a thread even out what one thread is slower than another.
+// Tasks per thread: enough to balance faster and slower threads.
 constexpr int64_t kTasksPerThread = 4;
-// So many numbers are worth a task of their own.
+// Numbers that are enough work for one task.
 constexpr int64_t kSmallestTask = 16384;
 
 inline int64_t divide_up(int64_t size, int64_t unit) { return (size + unit - 1) / unit; }

@@ -10,7 +10,7 @@
 namespace localattn {
 namespace {
 
-// No sequence is longer, and no sizes are larger; products of a few of these stay within 64 bits.
+// The longest sequence and the largest size; products of a few of these fit in 64 bits.
 constexpr int64_t kMost = int64_t{1} << 31;
 
 }  // namespace

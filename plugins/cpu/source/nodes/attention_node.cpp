@@ -5,7 +5,7 @@
 namespace localattn {
 namespace {
 
-// No window and no sequence is longer; products of a few of these stay within 64 bits.
+// The longest window and sequence; products of a few of these fit in 64 bits.
 constexpr int64_t kLongest = int64_t{1} << 31;
 
 int64_t integer(const OrtApi* api, const Signature& op, const OrtKernelInfo* info, const char* name, int64_t least,

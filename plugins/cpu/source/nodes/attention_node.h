@@ -6,7 +6,7 @@
 
 namespace localattn {
 
-// One operator: its name, what it has besides query, key and value, and the element types of its inputs.
+// One operator: its name, its inputs other than query, key and value, and the element types of its inputs.
 struct Signature {
   std::string op_type;
   Element element;

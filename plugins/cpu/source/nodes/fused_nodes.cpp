@@ -10,7 +10,7 @@
 namespace localattn {
 namespace {
 
-// Neither are there more streams, nor are they wider; products of these stay within 64 bits.
+// The most streams, and their largest width; products of these fit in 64 bits.
 constexpr int64_t kMost = int64_t{1} << 20;
 // Numbers of a matrix that a node keeps from one call to the next.
 constexpr int64_t kMostKept = int64_t{1} << 16;

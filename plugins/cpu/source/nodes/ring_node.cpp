@@ -12,7 +12,7 @@
 namespace localattn {
 namespace {
 
-// Neither are there more tokens, slots or channels; products of two of these stay within 64 bits.
+// The most tokens, slots or channels; products of two of these fit in 64 bits.
 constexpr int64_t kMost = int64_t{1} << 31;
 
 // The biases are those of all, of every head, or of every sequence.
@@ -68,7 +68,7 @@ void write_rings(const OrtApi* api, const OrtKernelContext* context, const char*
   });
 }
 
-// A step: the pieces of all rings, and then what becomes of them.
+// A step: the pieces of all rings, and then their merged outputs.
 void attend_to_pieces(const OrtApi* api, const OrtKernelContext* context, const char* op, const Ring& call) {
   RingPieces pieces(call);
   const int64_t heads = call.batch * call.kv_heads, parts = heads * pieces.count;

@@ -6,7 +6,7 @@
 
 namespace localattn {
 
-// One operator: its name, what it has besides the inputs of all, and the element type of queries, keys and values.
+// One operator: its name, its optional inputs, and the element type of queries, keys and values.
 struct RingSignature {
   std::string op_type;
   Element element;

@@ -13,7 +13,7 @@ namespace localattn {
 // may use the session's own threads and report errors.
 constexpr uint32_t kApiVersion = 17;
 
-// Objects that only onnxruntime looks into.
+// Objects whose contents only onnxruntime knows.
 struct OrtStatus;
 struct OrtValue;
 struct OrtKernelInfo;
@@ -41,7 +41,7 @@ struct OrtApiBase {
   const char* (*GetVersionString)();
 };
 
-// One function of the table: its position, and what it takes.
+// One function of the table: its position and its parameters.
 template <size_t position, class Result, class... Arguments>
 struct Slot {
   static_assert(position < sizeof(OrtApi) / sizeof(void*), "not in the table of kApiVersion");
@@ -76,8 +76,8 @@ constexpr Slot<274, OrtStatus*, const OrtKernelContext*, void (*)(void*, size_t)
     KernelContext_ParallelFor;
 }  // namespace ort
 
-// What onnxruntime is told of an operator: a record of functions, of which it reads as many as `version` had. Its last
-// four came with 18 and are never read here; they are there so that no reader runs past the end.
+// An operator for onnxruntime: a record of functions, of which onnxruntime reads as many as `version` had. The last four
+// came with 18 and are never read here; they exist so that no reader runs past the end.
 struct OrtCustomOp {
   uint32_t version;
   void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);

@@ -9,7 +9,7 @@
 
 namespace localattn {
 
-// What onnxruntime reported of one of its own functions; it goes back as it came.
+// An error that one of onnxruntime's functions reported; it is returned unchanged.
 struct Reported {
   OrtStatus* status;
 };
@@ -25,7 +25,7 @@ template <class... Parts>
   throw std::invalid_argument(text.str());
 }
 
-// Runs `body`; null, or a status that says why it did not end.
+// Runs `body`; returns null, or a status with the reason of the failure.
 template <class Body>
 OrtStatus* guarded(const OrtApi* api, Body body) {
   try {

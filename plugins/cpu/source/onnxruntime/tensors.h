@@ -1,5 +1,5 @@
-// What every node does with onnxruntime's tensors: reading them, demanding their shapes, making outputs, and handing
-// work to the session's threads.
+// Helpers of all nodes for onnxruntime's tensors: read them, check their shapes, make outputs, and run work on the
+// session's threads.
 #pragma once
 
 #include <functional>
@@ -39,8 +39,8 @@ void* output(const OrtApi* api, OrtKernelContext* context, size_t index, const D
 // Throws unless tensor `name` of operator `op` has the shape it must have.
 void require(const char* op, const char* name, const Dims& found, const Dims& wanted);
 
-// The processors this process may use. How many threads a session has is not told; the tasks of a call are meant
-// for all processors, and fewer threads take more of them each.
+// The processors this process may use. onnxruntime does not report a session's number of threads, so a call has tasks
+// for all processors; with fewer threads, each runs more tasks.
 int64_t processors();
 
 // Calls run(0 … tasks - 1) on the session's threads. Throws if one of them returns false, which says that there was no
@@ -48,7 +48,7 @@ int64_t processors();
 void run_on_threads(const OrtApi* api, const OrtKernelContext* context, const char* op, int64_t tasks,
                     const std::function<bool(int64_t)>& run);
 
-// Calls run([first, end)) on the session's threads, for `count` parts of so many numbers each.
+// Calls run([first, end)) on the session's threads, for `count` parts with the given size.
 void share_out(const OrtApi* api, const OrtKernelContext* context, const char* op, int64_t count, int64_t numbers,
                const std::function<bool(Range)>& run);
 

@@ -136,11 +136,11 @@ bool Attributes::read(OpType const& opType, nvinfer1::PluginFieldCollection cons
     return false;
   }
   if (opType.options.xpos && xposScaleBase < kSMALLEST_XPOS_BASE) {
-    why = "attribute xpos_scale_base is " + std::to_string(xposScaleBase) + "; the kernels take 1 and above";
+    why = "attribute xpos_scale_base is " + std::to_string(xposScaleBase) + "; the kernels need 1 or more";
     return false;
   }
   if (causal != 0 && lookForward != 0) {
-    why = "attribute look_forward is " + std::to_string(lookForward) + "; a causal window sees nothing ahead";
+    why = "attribute look_forward is " + std::to_string(lookForward) + "; a causal window sees no later key";
     return false;
   }
   if (perm != std::array<int32_t, 4>{{0, 2, 1, 3}} && perm != std::array<int32_t, 4>{{0, 1, 2, 3}}) {

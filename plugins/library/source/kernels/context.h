@@ -1,5 +1,5 @@
-// The state of a thread that CUDA calls depend on: its current context, and what a stream capture lets it do. Both are
-// put back as they were.
+// The state of a thread that CUDA calls depend on: its current context, and its mode during a stream capture. Both are
+// restored.
 #pragma once
 
 #include "kernels/driver.h"

@@ -1,4 +1,4 @@
-// The CUDA driver, opened with dlopen when it is first needed, so that this library links no NVIDIA library and loads
+// The CUDA driver, opened with dlopen at the first use, so that this library links no NVIDIA library and loads
 // on machines without a GPU. Only the entry points used here, with the types of the driver's ABI.
 #pragma once
 

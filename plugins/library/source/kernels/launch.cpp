@@ -17,9 +17,9 @@ namespace {
 constexpr int kMAX_DYNAMIC_SHARED = 8;
 constexpr int kJIT_ERROR_LOG = 5;
 constexpr int kJIT_ERROR_LOG_SIZE = 6;
-// More shared memory than this a kernel has to ask for.
+// Kernels must request shared memory above this size.
 constexpr int32_t kFREE_SHARED_BYTES = 48 * 1024;
-// What the kernels' loads assume of every tensor's address, in bytes.
+// The alignment in bytes that the kernels' loads assume for every tensor.
 constexpr uintptr_t kALIGNMENT = 16;
 
 bool isAligned(Address address) { return address % kALIGNMENT == 0; }
@@ -43,7 +43,7 @@ bool loadImage(Driver const& cuda, Kernel const& kernel, Loaded& loaded, std::st
     result = cuda.functionSetAttribute(function, kMAX_DYNAMIC_SHARED, kernel.sharedBytes);
   }
   if (result == 0 && cuda.functionLoad != nullptr) {
-    // Else a driver that loads lazily would load it when it is first launched.
+    // Otherwise a driver that loads lazily would load it at the first launch.
     step = "loading the function of";
     result = cuda.functionLoad(function);
   }

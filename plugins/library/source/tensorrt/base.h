@@ -1,5 +1,5 @@
-// What the plugins of all nodes share: their place in the registry, their texts, the fields that a plan stores, and all
-// that TensorRT asks; of a node they tell which types, shapes and kernels it has.
+// The common part of all plugins: registration, texts, the fields that a plan stores, and TensorRT's interface. A
+// subclass defines a node's types, shapes and kernels.
 #pragma once
 
 #include "kernels/driver.h"
@@ -15,7 +15,7 @@ namespace localattn {
 constexpr char const* kNAMESPACE = "localattn";
 constexpr char const* kPLUGIN_VERSION = "1";
 
-// What an op type takes and gives.
+// Inputs and outputs of an op type.
 struct Signature {
   char const* opType;  // outlives the plugin
   int32_t inputs;
@@ -79,7 +79,7 @@ class Plugin : public nvinfer1::IPluginV3,
 
  private:
   std::string whyRefused(std::vector<nvinfer1::Dims> const& shapes, std::vector<nvinfer1::Dims> const& largest) const;
-  // Logs a reason and returns what TensorRT takes for a failure.
+  // Logs a reason and returns TensorRT's code for a failure.
   int32_t fail(std::string const& why) const noexcept;
 
   Signature mSignature;

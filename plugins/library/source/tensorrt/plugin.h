@@ -26,7 +26,7 @@ class WindowedAttention final : public Plugin {
   bool run(nvinfer1::PluginTensorDesc const* descriptions, void const* const* inputs, void* const* outputs,
            void* workspace, Stream stream, std::string& why) const override;
 
-  // What is the head size of the first input, with the options of this op type.
+  // The variant for the head size of the first input, with the options of this op type.
   KernelKey keyOf(Element element, nvinfer1::Dims const& query) const;
   // `key` is that of AFT-local's biases there.
   Sizes sizesOf(nvinfer1::Dims const& query, nvinfer1::Dims const& key) const;

@@ -40,7 +40,7 @@ size_t bytesOf(PluginTensorDesc const& desc) {
   return bytes;
 }
 
-// Whose the biases are, as the kernel is told: 0 those of all, 1 of every head of keys, 2 of every sequence.
+// The kernel's code for the biases: 0 common to all, 1 per head of keys, 2 per sequence.
 int64_t biasesOf(Dims const& bias) {
   switch (bias.nbDims) {
     case 3: return 1;

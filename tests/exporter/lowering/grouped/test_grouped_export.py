@@ -17,7 +17,7 @@ from localattn.exporter.lowering.functions import attach_functions
 from localattn.exporter.lowering.trace import attention_nodes, trace_module
 from localattn.exporter.models.parts.attention_op import grouped_attention_op
 from localattn.onnx_graph.standard_ops import rewrite
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 

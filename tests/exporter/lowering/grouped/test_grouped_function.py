@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
 from localattn.core.nodes.grouped import GROUPED_VARIANTS, GroupedVariant
-from localattn.exporter.lowering import attention_facts
+from localattn.exporter.lowering import function_properties
 from localattn.plugins.grouped_op import grouped_attention
 
 from ....support.models.grouped_model import LAYOUTS, GroupedCase
@@ -158,7 +158,7 @@ def test_large_scores_and_sinks_overflow_nothing(geometry: WindowGeometry) -> No
 
 def test_parts_of_a_long_static_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window's blocks in parts, as those of WindowedAttention."""
-    monkeypatch.setattr(attention_facts, "PART_BYTES", 4 * 2 * 4 * 16 * 30 * 2)
+    monkeypatch.setattr(function_properties, "PART_BYTES", 4 * 2 * 4 * 16 * 30 * 2)
     for variant in GROUPED_VARIANTS[:8]:
         case = replace(case_for(variant, WINDOWS[1], 157, 3), block=16, dtype="fp32")
         model, feed = case.model(), case.feed()

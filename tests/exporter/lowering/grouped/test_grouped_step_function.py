@@ -17,7 +17,7 @@ from localattn.core.nodes.step import STEP_VARIANTS, StepAttributes, StepVariant
 from localattn.exporter.lowering.step_function import build_step
 from localattn.exporter.models.parts.step_attention_op import step_attention_op
 from localattn.exporter.models.parts.step_tables import StepTables
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 from ....support import reference
 from ....support.models.node_model import ELEMENT, NUMPY

@@ -21,12 +21,12 @@ from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.lowering.quantize import blocked, blocks
 from localattn.exporter.lowering.quantize.blocks import BLOCK, round_in_blocks
-from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.onnx_graph.block_weights import in_standard_operators, packed, unpacked
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime.parity.runner import open_runner
 
 from ....conftest import TINY, Finished, save_upstream
+from ....support.steps import export_steps
 
 # Its feed-forward is 170 wide: five blocks and ten rows of a sixth.
 WIDE = TINY | {"dim": 64, "dim_head": 32, "num_tokens": 64, "depth": 1}
@@ -43,7 +43,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(wide: Path) -> Path:
     """Its file."""
     target = wide.with_name("m.onnx")
-    export(ExportRequest(wide, target, weights="int4"))
+    export(ExportRequest(wide, target, weight_dtype="int4"))
     return target
 
 
@@ -116,7 +116,7 @@ def test_linear_layers_have_4_bits_and_nothing_else(wide: Path, exported: Path) 
 
 def test_the_file_is_judged_by_its_own_tolerance_and_its_whole_window(exported: Path) -> None:
     sidecar = read_sidecar(exported)
-    assert sidecar is not None and sidecar.options == {"weights": "int4"} and sidecar.dtype == "fp32"
+    assert sidecar is not None and sidecar.options == {"weight_dtype": "int4"} and sidecar.dtype == "fp32"
     checks = {check.name: check for check in sidecar.checks}
     assert {check.status for check in checks.values()} <= {"passed", "not proven"}
     assert f"(tolerance {TOLERANCES['int4'].describe()})" in checks["parity"].detail
@@ -147,13 +147,13 @@ def test_a_spoiled_file_fails(wide: Path, tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("round_in_blocks", "round_for_inputs"):
         monkeypatch.setattr(blocked, name, spoiled)
     with pytest.raises(CheckFailed, match="parity"):
-        export(ExportRequest(wide, tmp_path / "m.onnx", weights="int4"))
+        export(ExportRequest(wide, tmp_path / "m.onnx", weight_dtype="int4"))
     assert not (tmp_path / "m.onnx").exists()
 
 
 def test_standard_operators_compute_the_same(wide: Path, exported: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain.onnx"
-    report = export(ExportRequest(wide, plain, weights="int4", standard_ops=True, opset=21))
+    report = export(ExportRequest(wide, plain, weight_dtype="int4", standard_ops=True, opset=21))
     model = onnx.load(plain)
     assert {entry.domain for entry in model.opset_import} == {""}
     assert sum(node.op_type == "DequantizeLinear" for node in model.graph.node) == PRODUCTS
@@ -171,7 +171,7 @@ def test_standard_operators_compute_the_same(wide: Path, exported: Path, tmp_pat
 
 def test_onnxruntime_joins_the_standard_form_again(wide: Path, tmp_path: Path) -> None:
     plain, seen = tmp_path / "plain.onnx", tmp_path / "seen.onnx"
-    export(ExportRequest(wide, plain, weights="int4", standard_ops=True, opset=21, quick=True))
+    export(ExportRequest(wide, plain, weight_dtype="int4", standard_ops=True, opset=21, checks="quick"))
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(seen)
     onnxruntime.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
@@ -184,18 +184,18 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     target = tmp_path / "m.onnx"
     for options, text in (
-        (["--dtype", "fp16"], "int4 weights do not go with fp16"),
+        (["--dtype", "fp16"], "int4 weights do not support fp16"),
         (["--standard-ops"], "--opset 21"),
     ):
         done = localattn("export", wide, "-o", target, "--weight-dtype", "int4", *options)
         assert done.code == 2 and text in done.err, done.err
     with pytest.raises(UsageError, match="opset 21"):
-        export_steps(StepRequest(ExportRequest(wide, target, weights="int4", standard_ops=True)))
+        export_steps(ExportRequest(wide, target, weight_dtype="int4", standard_ops=True))
     done = localattn("convert", exported, "-o", target, "--standard-ops")
     assert done.code == 2 and "--opset 21" in done.err and not target.exists()
     narrow = save_upstream(tmp_path, "local_attention.LocalTransformer", TINY | {"dim": 8, "num_tokens": 9})
     with pytest.raises(ExportFailed, match="nothing to quantize"):
-        export(ExportRequest(narrow, target, weights="int4"))
+        export(ExportRequest(narrow, target, weight_dtype="int4"))
 
 
 def test_a_matrix_with_nan_is_refused() -> None:
@@ -234,7 +234,7 @@ def test_step_and_prefill_files_share_the_matrices(localattn: Callable[..., Fini
         assert len(levels) >= 5 * WIDE["depth"] + 1
         places.append({tuple(entry.value for entry in t.external_data[:2]) for t in levels})
         sidecar = read_sidecar(path)
-        assert sidecar is not None and sidecar.options == {"weights": "int4"}
+        assert sidecar is not None and sidecar.options == {"weight_dtype": "int4"}
     assert places[0] == places[1] and len(places[0]) == len(levels)
     made = localattn("generate", step, "--prompt-ids", "1,2,3", "--max-tokens", "4", "--format", "json")
     assert made.code == 0 and len(json.loads(made.out)["tokens"][0]) == 4, made.err
@@ -242,8 +242,8 @@ def test_step_and_prefill_files_share_the_matrices(localattn: Callable[..., Fini
 
 @pytest.mark.slow
 def test_standard_step_files_share_them_too(wide: Path, tmp_path: Path) -> None:
-    request = ExportRequest(wide, tmp_path / "s.onnx", weights="int4", standard_ops=True, opset=21)
-    reports = export_steps(StepRequest(request, chunk=8))
+    request = ExportRequest(wide, tmp_path / "s.onnx", weight_dtype="int4", standard_ops=True, opset=21)
+    reports = export_steps(request, chunk=8)
     assert len(list(tmp_path.glob("*.data"))) == 1
     for report in reports:
         assert {x.domain for x in OnnxFile.read(report.path).parse().opset_import} == {""}

@@ -30,14 +30,14 @@ MODEL = TINY | {"dim": 64, "dim_head": 64, "num_tokens": 64, "depth": 2}
 def exported(tmp_path: Path, dtype: str = "fp16", **options: object) -> Path:
     path = tmp_path / "m.onnx"
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", MODEL)
-    export(ExportRequest(checkpoint, path, dtype=dtype, attention="fp8", seeds=(0,), **options))
+    export(ExportRequest(checkpoint, path, dtype=dtype, attention_dtype="fp8", seeds=(0,), **options))
     return path
 
 
 def test_a_file_is_exported_checked_and_read_as_fp8(tmp_path: Path) -> None:
     path = exported(tmp_path)
     sidecar = read_sidecar(path)
-    assert sidecar is not None and sidecar.options == {"attention": "fp8"} and sidecar.dtype == "fp16"
+    assert sidecar is not None and sidecar.options == {"attention_dtype": "fp8"} and sidecar.dtype == "fp16"
     assert {check.status for check in sidecar.checks} <= {"passed", "not proven"}
     assert open_runner(path).precision == "fp8"
     model = onnx.load(path)
@@ -60,7 +60,7 @@ def test_a_file_is_exported_checked_and_read_as_fp8(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_scales_leave_room(tmp_path: Path) -> None:
     """The largest number of a run takes up an eighth to a quarter of what E4M3 has."""
-    path = exported(tmp_path, "fp32", quick=True)
+    path = exported(tmp_path, "fp32", checks="quick")
     model = onnx.load(path)
     for node in model.graph.node:
         if node.op_type == "QuantizeLinear":

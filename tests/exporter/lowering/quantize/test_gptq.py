@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from localattn.exporter.lowering.quantize.blocks import BLOCK, round_in_blocks, search_weighted
-from localattn.exporter.lowering.quantize.gptq import product_error, round_for_inputs
+from localattn.exporter.lowering.quantize.gptq import round_for_inputs
 
 
 def inputs(rows: int, seed: int = 0) -> np.ndarray:
@@ -19,6 +19,13 @@ def inputs(rows: int, seed: int = 0) -> np.ndarray:
 
 def moments(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x.T @ x / len(x))
+
+
+def product_error(matrix: np.ndarray, rounded: np.ndarray, h: torch.Tensor) -> float:
+    """‖X(W - Q)‖² relative to ‖XW‖²."""
+    whole, error = matrix.astype(np.float64), (rounded - matrix).astype(np.float64)
+    squares = [float(((h.double().numpy() @ x) * x).sum()) for x in (error, whole)]
+    return squares[0] / squares[1]
 
 
 def naive_gptq(matrix: np.ndarray, h: torch.Tensor, bits: int) -> np.ndarray:

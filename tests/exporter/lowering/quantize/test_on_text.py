@@ -17,10 +17,10 @@ from localattn.exporter.lowering.quantize.calibration import Calibration, kind_o
 from localattn.exporter.lowering.quantize.mixed_bits import Rounded, choose
 from localattn.exporter.lowering.quantize.on_text import rounding_on_text
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.text_inputs.tokens import open_tokens
 
 from ....conftest import save_upstream
+from ....support.steps import export_steps
 
 DEMO = next(Path(localattn.demo.__file__).parent.glob("*.safetensors"))
 
@@ -142,9 +142,7 @@ def test_moments_are_those_of_the_inputs_and_shared_where_the_input_is(monkeypat
 
 
 def test_step_and_chunk_files_hold_the_same_rounded_weights(tmp_path: Path) -> None:
-    report = export_steps(StepRequest(ExportRequest(DEMO, tmp_path / "s.onnx", weights="int4", quick=True), chunk=16))[
-        0
-    ]
+    report = export_steps(ExportRequest(DEMO, tmp_path / "s.onnx", weight_dtype="int4", checks="quick"), chunk=16)[0]
     assert any("rounded on" in note for note in report.notes)
     assert len(list(tmp_path.glob("*.data"))) == 1
 
@@ -153,6 +151,28 @@ def test_a_model_without_tokens_is_rounded_by_its_numbers_and_says_so(tmp_path: 
     kwargs = {"dim": 64, "window_size": 8, "dim_head": 32, "heads": 2, "causal": True}
     checkpoint = save_upstream(tmp_path, "local_attention.LocalMHA", kwargs)
     shapes = ShapeRequest(seq_len=32)
-    report = export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=shapes, weights="int4", quick=True))
+    report = export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=shapes, weight_dtype="int4", checks="quick"))
     assert any("by their own numbers" in note for note in report.notes)
     assert any(node.op_type == "MatMulNBits" for node in onnx.load(tmp_path / "m.onnx").graph.node)
+
+
+def test_pieces_of_a_packed_matrix_keep_their_own_numbers() -> None:
+    """They have one path, that of the layer they were cut from."""
+
+    class Entry(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torch.nn.Sequential(torch.nn.Linear(64, 96, bias=False))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (self.model(x),)
+
+    torch.manual_seed(0)
+    rows = [(torch.randn(256, 64),)]
+    calibration = Calibration(Entry(), rows, rows, "")
+    packed = calibration.layers["0"].weight.detach().numpy().T
+    pieces = {"0": packed[:, :64], "0/1": packed[:, 64:80], "0/2": packed[:, 80:]}
+    made = Rounding(calibration).blocks({path: np.ascontiguousarray(x) for path, x in pieces.items()})
+    for path, x in pieces.items():
+        found = made[path].matrix()
+        assert found.shape == x.shape and np.abs(found - x).mean() < 0.02, path

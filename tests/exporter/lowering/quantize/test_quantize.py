@@ -22,7 +22,7 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.lowering.quantize import dynamic_int8
 from localattn.exporter.lowering.quantize.linear_layers import NARROWEST
 from localattn.exporter.lowering.trace import trace_module
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 
 from ....conftest import TINY, Finished, save_upstream
 
@@ -38,7 +38,7 @@ def wide(tmp_path: Path) -> Path:
 def test_linear_layers_become_int8_and_nothing_else(wide: Path) -> None:
     target = wide.with_name("m.onnx")
     full = export(ExportRequest(wide, wide.with_name("full.onnx")))
-    report = export(ExportRequest(wide, target, weights="int8"))
+    report = export(ExportRequest(wide, target, weight_dtype="int8"))
     model = onnx.load(target)
     counts = Counter(node.op_type for node in model.graph.node)
     depth = WIDE["depth"]
@@ -62,7 +62,7 @@ def test_linear_layers_become_int8_and_nothing_else(wide: Path) -> None:
     assert {"divergence", "agreement"} <= set(statuses["parity"].figures)
     assert "was not tested" in statuses["window"].detail
     sidecar = read_sidecar(target)
-    assert sidecar is not None and sidecar.options == {"weights": "int8"} and sidecar.dtype == "fp32"
+    assert sidecar is not None and sidecar.options == {"weight_dtype": "int8"} and sidecar.dtype == "fp32"
 
 
 def test_the_command_states_its_parity(localattn: Callable[..., Finished], wide: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_spoiled_int8_file_fails(wide: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(attention_function, "HIDDEN_SCORE", 0.0)  # the window is lost
     with pytest.raises(CheckFailed):
-        export(ExportRequest(wide, wide.with_name("m.onnx"), weights="int8"))
+        export(ExportRequest(wide, wide.with_name("m.onnx"), weight_dtype="int8"))
     assert not wide.with_name("m.onnx").exists()
 
 
@@ -94,7 +94,7 @@ def test_quantizing_leaves_no_trace_in_pythons_logging(wide: Path) -> None:
 import logging
 from pathlib import Path
 from localattn.exporter.export import ExportRequest, export
-report = export(ExportRequest(Path({str(wide)!r}), Path({str(wide.with_name("m.onnx"))!r}), weights="int8"))
+report = export(ExportRequest(Path({str(wide)!r}), Path({str(wide.with_name("m.onnx"))!r}), weight_dtype="int8"))
 print(logging.root.handlers, logging.root.manager.disable)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -105,7 +105,7 @@ print(logging.root.handlers, logging.root.manager.disable)
 
 def test_what_does_not_go_with_int8_is_refused(localattn: Callable[..., Finished], wide: Path) -> None:
     with pytest.raises(UsageError, match="int3"):
-        export(ExportRequest(wide, wide.with_name("m.onnx"), weights="int3"))
+        export(ExportRequest(wide, wide.with_name("m.onnx"), weight_dtype="int3"))
     for dtype, mode in (("fp16", "full"), ("bf16", "full"), ("fp16", "step")):
         options = ["--dtype", dtype, "--mode", mode]
         done = localattn("export", wide, "-o", wide.with_name("m.onnx"), "--weight-dtype", "int8", *options)
@@ -118,7 +118,7 @@ def test_step_files_share_int8_matrices(localattn: Callable[..., Finished], wide
     done = localattn("export", wide, "-o", step, "--weight-dtype", "int8", "--mode", "step", "--chunk", "8")
     assert done.code == 0, done.err
     sidecar = read_sidecar(step)
-    assert sidecar is not None and sidecar.options == {"weights": "int8"}
+    assert sidecar is not None and sidecar.options == {"weight_dtype": "int8"}
     parity = next(check for check in sidecar.checks if check.name == "parity")
     assert parity.status == "passed" and parity.figures["agreement"] > 0.9
     assert parity.figures["max_abs"] > 1e-4
@@ -140,7 +140,7 @@ def test_without_a_wide_matrix_there_is_nothing_to_do(localattn: Callable[..., F
     small = save_upstream(tmp_path, "local_attention.LocalTransformer", TINY | {"dim": 8, "num_tokens": 9})
     done = localattn("export", small, "-o", small.with_name("m.onnx"), "--weight-dtype", "int8")
     assert done.code == 4
-    assert "nothing to quantize" in done.err
+    assert "no layer to quantize" in done.err
 
 
 class _TiedTable(torch.nn.Module):

@@ -121,9 +121,9 @@ def test_a_model_is_exported_checked_and_built(
 ) -> None:
     path = tmp_path / "m.onnx"
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", WIDE)
-    export(ExportRequest(checkpoint, path, dtype=dtype, weights=kind, seeds=(0,)))
+    export(ExportRequest(checkpoint, path, dtype=dtype, weight_dtype=kind, seeds=(0,)))
     sidecar = read_sidecar(path)
-    assert sidecar is not None and sidecar.options == {"weights": kind} and sidecar.dtype == dtype
+    assert sidecar is not None and sidecar.options == {"weight_dtype": kind} and sidecar.dtype == dtype
     assert {check.status for check in sidecar.checks} <= {"passed", "not proven"}
     counts = Counter(node.op_type for node in onnx.load(path).graph.node)
     assert counts["QuantizeLinear"] == PRODUCTS and counts["DequantizeLinear"] == 2 * PRODUCTS

@@ -1,7 +1,7 @@
-// The windowed attention of one node on the CPU: what a call is made of, and the two functions that compute it.
+// The windowed attention of one node on the CPU: the arguments of a call, and two functions that compute it.
 //
-// A call is cut into independent tasks, so that whoever owns the threads hands them out: onnxruntime's pool in the
-// operator library, a plain loop in tests. The meaning of every field is that of the node's contract,
+// A call is cut into independent tasks that the caller runs: on onnxruntime's thread pool in the operator library, in a
+// plain loop in tests. The meaning of every field is that of the node's contract,
 // core/nodes/attention.py.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Windowed attention by its definition: one query after the other, in double, without memory of its own. What the
-// fast kernel is judged by, and what takes over where there is no memory for it.
+// Windowed attention by its definition: one query after the other, in double, without allocating memory. It is the
+// reference of the fast kernel, and its replacement if memory is short.
 #include "kernels/half.h"
 #include "kernels/attention/rows.h"
 #include "kernels/attention/window.h"

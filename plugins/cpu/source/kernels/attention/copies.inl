@@ -3,14 +3,14 @@
 
 constexpr int64_t kAhead = 16;  // rows that are asked for before they are copied
 
-// Asks for a row before it is read: the rows of one head lie too far apart for the processor to foresee the next.
+// Prefetches a row: the rows of one head are too far apart for the hardware prefetcher.
 template <typename Number>
 inline void prefetch_row(const Number* row, int64_t count) {
   for (int64_t c = 0; c < count; c += 64 / static_cast<int64_t>(sizeof(Number))) __builtin_prefetch(row + c);
 }
 
-// Lines of the tensors that will be needed soon, asked for little by little while a tile computes: a processor waits
-// for a dozen at a time, and stops where it is asked for more.
+// Prefetches lines that are needed soon, little by little while a tile computes: a processor can wait for about a dozen
+// lines at a time and stalls on more.
 struct Ahead {
   // Lines that follow each other: a row's, or those of all rows where no gap is between them.
   struct Part {

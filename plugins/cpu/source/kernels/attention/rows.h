@@ -1,4 +1,4 @@
-// What a task consists of: some queries of one head, and who can compute them.
+// A task: some queries of one head, and the functions that can compute them.
 #pragma once
 
 #include "kernels/attention/attention.h"

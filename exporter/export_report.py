@@ -1,0 +1,54 @@
+"""What an export tells of the files that it wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..core.documents.proof import no_window, not_proven, proven_by_golden
+from ..core.documents.report import Report
+from ..core.documents.sidecar import CheckRecord, Sidecar, sidecar_path
+
+
+@dataclass(frozen=True)
+class ExportReport(Report):
+    """What was written.
+
+    Args:
+        path: the ONNX file.
+        sidecar: the facts beside it, checks included.
+        notes: what was assumed.
+        companion: for a step file, the chunk file for prompts beside it.
+        copied: files of the model's folder that were copied beside it.
+        doubts: what may be wrong in the model itself and no check of the file sees.
+    """
+
+    path: Path
+    sidecar: Sidecar
+    notes: list[str]
+    companion: ExportReport | None = field(default=None, kw_only=True)
+    copied: list[Path] = field(default_factory=list, kw_only=True)
+    doubts: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def files(self) -> list[Path]:
+        """The written files: the model, its facts, its weights if separate, copies, and its companion's."""
+        data = [] if self.sidecar.external_data is None else [self.path.with_name(self.sidecar.external_data)]
+        others = [] if self.companion is None else self.companion.files
+        return list(dict.fromkeys([self.path, sidecar_path(self.path), *data, *self.copied, *others]))
+
+    @property
+    def checks(self) -> list[CheckRecord]:
+        """The checks of the file and of its companion."""
+        return [*self.sidecar.checks, *([] if self.companion is None else self.companion.checks)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about older releases, a window that was not found, and arguments that no check proves."""
+        sidecar, model = self.sidecar, str(self.path)
+        doubts = () if proven_by_golden(sidecar.checks) else self.doubts
+        return [*doubts, *no_window(sidecar.windows, sidecar.checks, model), *not_proven(sidecar.unproven, model)]
+
+    def headline(self) -> str:
+        """Describe the file in one line."""
+        return f"{self.path}  {self.sidecar.title}, {self.sidecar.dtype}, opset {self.sidecar.opset}"

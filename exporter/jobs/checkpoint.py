@@ -1,0 +1,287 @@
+"""Export a checkpoint as a file that takes whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...core.documents.proof import proven_by_golden
+from ...core.documents.sidecar import CheckRecord, Sidecar
+from ...core.errors import UsageError
+from ...core.machine.resident_memory import release_memory
+from ...core.storage.file_kinds import ONNX
+from ...core.storage.outputs import Output
+from ...core.tensors import BATCH, SEQUENCE
+from ...runtime.inputs.arrays import check_drawable
+from ...runtime.parity.golden import Golden
+from ...runtime.parity.runner import SessionRunner
+from ..artifact.companions import check_companions, copy_companions
+from ..artifact.serialize import message
+from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
+from ..checks.checked_file import SequenceFile
+from ..checks.golden import check_golden, open_golden
+from ..checks.judged import Judged
+from ..checks.layers import check_layer_windows
+from ..checks.parity import check_parity
+from ..checks.quadratic_memory import Shape, Taken, check_quadratic_memory, freest, graph_shapes
+from ..checks.sweep import check_dynamic_memory, check_sweep, rows_of_checkpoint
+from ..checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
+from ..checks.window import check_window
+from ..export_report import ExportReport
+from ..lowering import functions, trace
+from ..lowering.quantize.blocked import Rounding
+from ..lowering.quantize.fp8_attention import check_attention, measure, quantize_attention
+from ..lowering.quantize.on_text import rounding_on_text
+from ..lowering.quantize.weights import check_weights, quantize_weights, spans_tokens
+from ..models.family import TORCH_DTYPE
+from ..models.forms import FolderFamily
+from ..options import ExportRequest, recorded
+from ..pipeline import Job, Part, Progress
+from ..source.dynamic_axes import check_axes, dimensions, dynamic_specs
+from ..source.reference_runner import ReferenceRunner
+from ..source.source_model import SourceModel
+from ..source.tokens import tokens_of
+
+# Sequence length above which only one set of random inputs is compared.
+LONG_INPUT = 2048
+
+
+class CheckpointJob(Job[ExportReport]):
+    """The export of a checkpoint, or of a live model that is read as its folder would be.
+
+    Args:
+        request: what to export.
+        opened: the checkpoint, where it is no file but a live model.
+    """
+
+    opened: OpenedCheckpoint
+    source: SourceModel
+    golden: Golden | None
+    rounding: Rounding | None
+
+    def __init__(self, request: ExportRequest, opened: OpenedCheckpoint | None = None) -> None:
+        self.request = self.options = request
+        self.mapped = request.checkpoint
+        self._live = opened
+
+    @property
+    def precision(self) -> str:
+        return self.request.precision
+
+    def outputs(self) -> list[Output]:
+        return [Output(self.request.output, ONNX)]
+
+    def inputs(self) -> list[Path]:
+        return self.request.inputs
+
+    def open(self, progress: Progress) -> None:
+        progress("Reading the checkpoint")
+        self.opened, self.source = open_request(self.request, self._live)
+        request, source = self.request, self.source
+        self._companions = folder_companions(request, source)
+        axes = dynamic_axes(request, source)
+        self.request = replace(request, dynamic=axes)
+        whole = ReferenceRunner(source, request.dtype, axes)
+        self.golden = open_golden(request.golden, whole.inputs, whole.outputs, source.token_limit, whole.limits)
+        release_memory(self.mapped)
+
+    def trace(self, progress: Progress) -> list[Part]:
+        progress("Tracing the model")
+        request, source = self.request, self.source
+        sizes = dimensions(source, request.dynamic) if request.dynamic else None
+        model = trace.trace(source, request.dtype, request.opset, sizes)
+        functions.attach_functions(model)
+        if request.attention_dtype is not None:
+            progress("Measuring attention")
+            model = quantize_attention(model, measure(source, model))
+        self.rounding = rounding_on_text(request.weight_dtype, source, request.checkpoint)
+        if request.weight_dtype is not None:
+            progress("Quantizing")
+            model = quantize_weights(model, request.weight_dtype, self.rounding)
+        return [Part(request.output, model, list(trace.attention_nodes(model)))]
+
+    def checked(self, part: Part, progress: Progress) -> CheckpointFile:
+        return CheckpointFile(part, self, progress)
+
+    def facts(self, part: Part) -> dict[str, Any]:
+        return model_facts(self.request, self.opened, self.source, part.checks)
+
+    def published(self, folder: Path) -> None:
+        self._copied = copy_companions(self._companions, self.request.output, folder)
+
+    def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ExportReport:
+        ((part, sidecar),) = parts
+        assert sidecar is not None
+        notes = [*self.opened.notes, *([] if self.rounding is None else self.rounding.notes)]
+        return ExportReport(part.path, sidecar, notes, copied=self._copied, doubts=tuple(self.opened.warnings))
+
+
+def open_request(
+    request: ExportRequest, opened: OpenedCheckpoint | None = None
+) -> tuple[OpenedCheckpoint, SourceModel]:
+    """Open the checkpoint, unless it is open already, and refuse a request that cannot succeed, before work begins.
+
+    Raises:
+        UsageError: the request or one of its files cannot be used.
+        MissingDependency: the inputs do not fit into memory.
+    """
+    check_precision(request)
+    trace.check_opset(request.opset)
+    if opened is None:
+        opened = open_checkpoint(
+            request.checkpoint, request.config, task=request.task, shapes=request.shapes, entry=request.entry
+        )
+    source = opened.source(request.shapes)
+    axes = dynamic_axes(request, source)
+    check_axes(source, axes)
+    check_drawable(source.inputs(request.dtype))  # the checks of the written file draw inputs of these sizes
+    if axes:  # PyTorch's exporter would make dynamic axes of size 1 static
+        batch = max(2, request.shapes.batch) if BATCH in axes else request.shapes.batch
+        source = source.at(replace(request.shapes, batch=batch, dynamic_length=SEQUENCE in axes))
+    return opened, source
+
+
+def dynamic_axes(request: ExportRequest, source: SourceModel) -> tuple[str, ...]:
+    """Return the dynamic axes of the file."""
+    return source.family.dynamic if request.dynamic is None else tuple(request.dynamic)
+
+
+def check_precision(request: ExportRequest) -> None:
+    """Refuse an unknown element type or kind of weights, or two that cannot be combined.
+
+    Raises:
+        UsageError: the precision is one of these.
+    """
+    if request.dtype not in TORCH_DTYPE:
+        raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
+    check_weights(request.weight_dtype, request.dtype, request.opset, standard_ops=request.standard_ops)
+    check_attention(request.attention_dtype, request.dtype, request.opset)
+
+
+def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]:
+    """Return the files of a model's folder that will be copied beside its file.
+
+    Raises:
+        UsageError: another file of one of these names lies there.
+    """
+    if not isinstance(source.family, FolderFamily) or not request.checkpoint.is_dir():
+        return []
+    return check_companions(request.checkpoint, source.family.companions, request.output)
+
+
+class CheckpointFile(SequenceFile):
+    """The written file of a checkpoint."""
+
+    kind = "checkpoint"
+
+    def __init__(self, part: Part, job: CheckpointJob, progress: Progress) -> None:
+        super().__init__(part.staged, job.request, progress, part.lowered.nodes)
+        self._source, self._request = job.source, job.request
+        self._rounding, self.golden = job.rounding, job.golden
+        self._tolerance = job.request.tolerance(job.request.precision)
+        self._first_run: dict[str, dict[str, Any]] = {}
+        self._range: CheckRecord | None = None
+
+    def golden_outputs(self, golden: Golden) -> CheckRecord:
+        request = self._request
+        return check_golden(SessionRunner(self.session), golden, request.tolerance, request.precision, self._source)
+
+    def parity(self) -> CheckRecord:
+        request, source = self._request, self._source
+        # Of a file in fp16 it holds a session of its own, which ends here.
+        judged = Judged.open(
+            self.path, self.session, request.dtype, request.precision, tokens_of(request.checkpoint, source)
+        )
+        record = self._compared(judged)
+        self._range = judged.range_record()
+        self.session.wake()
+        return record
+
+    def _compared(self, judged: Judged) -> CheckRecord:
+        request, source = self._request, self._source
+        if request.dynamic:
+            return check_sweep(judged, source, request.dtype, request.dynamic, self._tolerance, quick=request.quick)
+        one_set = request.quick or source.shapes.seq_len > LONG_INPUT
+        seeds = request.seeds or ((0,) if one_set else (0, 1))
+        return check_parity(judged, source, request.dtype, self._tolerance, seeds, self._first_run, few=one_set)
+
+    def halves(self) -> CheckRecord | None:
+        return self._range
+
+    def rows(self) -> CheckRecord:
+        request, axes = self._request, self._request.dynamic or ()
+        return rows_of_checkpoint(self.session, self.model, self._source, request.dtype, axes, quick=request.quick)
+
+    def window(self) -> CheckRecord:
+        request = self._request
+        if request.dynamic:
+            return check_layer_windows(self.nodes, [])
+        self.session.wake()
+        release_memory()
+        nodes_only = spans_tokens(request.weight_dtype)
+        return check_window(
+            self.nodes, self.session, self._source, request.dtype, self._first_run, nodes_only=nodes_only
+        )
+
+    def memory(self) -> CheckRecord:
+        request, source = self._request, self._source
+        if request.dynamic:
+            return check_dynamic_memory(self.nodes, source, request.dynamic)
+        return check_quadratic_memory(
+            self.nodes, source, lambda taken: _retrace(request, source, taken, self._rounding)
+        )
+
+    def integers(self) -> CheckRecord:
+        request, source = self._request, self._source
+        limits = token_limits(source.inputs(request.dtype), source.token_limit, source.shapes.seq_len)
+        sizes = dynamic_sizes(request.dynamic or (), source.shapes.seq_len)
+        return check_wide_integers(self.model, self.path.parent, limits, sizes)
+
+
+def _retrace(
+    request: ExportRequest, source: SourceModel, taken: Taken, rounding: Rounding | None
+) -> tuple[set[int], dict[str, Shape]]:
+    """Trace the model at a shorter length, and return that length, also as it is padded, and the shapes by name."""
+    length, window = source.shapes.seq_len, source.window_size
+    step = 1 if getattr(source.args, "autopad", True) else window
+
+    def with_padding(n: int) -> set[int]:
+        return {n, -(-n // window) * window}
+
+    other = next(freest(range(length - step, 0, -step), with_padding, taken))
+    shorter = source.at(replace(request.shapes, seq_len=other))
+    model = trace.trace(shorter, request.dtype, request.opset)
+    if request.attention_dtype is not None:  # so that tensors have the same names
+        model = quantize_attention(model, {})
+    if request.weight_dtype is not None:
+        model = quantize_weights(model, request.weight_dtype, rounding)
+    return with_padding(other), graph_shapes(message(model))
+
+
+def model_facts(
+    request: ExportRequest, opened: OpenedCheckpoint, source: SourceModel, checks: Sequence[CheckRecord]
+) -> dict[str, Any]:
+    """Return what the sidecar of a whole-sequence file records about the model.
+
+    Raises:
+        UsageError: the checkpoint changed since it was read, so that its SHA-256 is that of other weights.
+    """
+    if opened.loaded.files is not None:
+        opened.loaded.files.check()
+    dynamic = request.dynamic or ()
+    return {
+        "class_name": source.class_name,
+        "kwargs": source.args.model_dump(mode="json"),
+        "hyper_connections": opened.resolved.hyper_connections,
+        "inputs": dynamic_specs(source, request.dtype, dynamic),
+        "seq_len": source.shapes.seq_len,
+        "batch": source.shapes.batch,
+        "dynamic": list(dynamic),
+        "dtype": request.dtype,
+        "options": recorded(request, request.shapes),
+        "checkpoint_sha256": opened.loaded.sha256,
+        "checkpoint_name": request.checkpoint.name,
+        "unproven": [] if proven_by_golden(checks) else list(source.not_in_weights),
+    }

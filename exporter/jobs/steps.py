@@ -1,0 +1,201 @@
+"""Export a checkpoint as files that run it a few tokens at a time.
+
+A step file takes one token per call. The prefill file beside it takes chunks of a prompt and returns the same caches;
+both refer to one file of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...core.documents.sidecar import CheckRecord, Sidecar
+from ...core.error_texts import argument
+from ...core.errors import UsageError
+from ...core.storage.file_kinds import ONNX
+from ...core.storage.outputs import Output
+from ...core.tensors import SEQUENCE
+from ...runtime.parity.golden import Golden
+from ...runtime.session import Session
+from ..artifact.companions import copy_companions
+from ..artifact.publish import companion_path
+from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
+from ..checks.checked_file import ExportedFile
+from ..checks.golden import check_golden, open_golden
+from ..checks.judged import Judged
+from ..checks.steps import check_step_parity, step_runner
+from ..checks.wide_integers import check_wide_integers
+from ..export_report import ExportReport
+from ..lowering.quantize.blocked import Rounding
+from ..lowering.quantize.on_text import rounding_on_text
+from ..lowering.quantize.weights import quantize_weights
+from ..lowering.trace import check_opset, step_nodes, trace_step
+from ..options import ExportRequest
+from ..pipeline import Job, Part, Progress
+from ..source.step_source import StepSource, largest_chunk
+from ..source.tokens import tokens_of
+from .checkpoint import check_precision, folder_companions, model_facts
+
+DEFAULT_CHUNK = 64
+
+
+class StepsJob(Job[ExportReport]):
+    """The export of a step file with the prefill file beside it, or of a prefill file alone.
+
+    Args:
+        request: what to export, with `mode` "step" or "prefill". Of its shapes `seq_len` is not used. `chunk` 1 with
+            mode "step": no prefill file. By default it is 64, or fewer if the model has few positions or its xpos
+            decays fast.
+    """
+
+    opened: OpenedCheckpoint
+    files: dict[Path, StepSource]
+    golden: Golden | None
+    rounding: Rounding | None
+
+    def __init__(self, request: ExportRequest) -> None:
+        self.request = self.options = request
+        self.sessions: dict[int, StepFile] = {}
+
+    @property
+    def precision(self) -> str:
+        return self.request.precision
+
+    def outputs(self) -> list[Output]:
+        request = self.request
+        pair = request.mode == "step" and request.chunk != 1
+        paths = [companion_path(request.output), request.output] if pair else [request.output]
+        return [Output(path, ONNX) for path in paths]
+
+    def inputs(self) -> list[Path]:
+        return self.request.inputs
+
+    def open(self, progress: Progress) -> None:
+        progress("Reading the checkpoint")
+        request = self.request
+        self.opened, self.files = open_steps(request)
+        main = self.files[request.output]
+        self._companions = folder_companions(request, main.source)
+        # Golden outputs are of whole sequences, which the files are fed call by call.
+        limits = (main.chunk, main.max_positions)
+        inputs = main.data(request.dtype, SEQUENCE)
+        outputs, tokens = main.source.outputs, main.source.token_limit
+        self.golden = open_golden(request.golden, inputs, outputs, tokens, lambda name, axis: limits)
+
+    def trace(self, progress: Progress) -> list[Part]:
+        request = self.request
+        self.rounding = rounding_on_text(request.weight_dtype, self.files[request.output].source, request.checkpoint)
+        parts = []
+        for path, source in self.files.items():
+            progress(f"Tracing the model, {source.chunk} token(s) a call")
+            model = trace_step(source, request.dtype, request.opset)
+            if request.weight_dtype is not None:
+                model = quantize_weights(model, request.weight_dtype, self.rounding)
+            parts.append(Part(path, model, list(step_nodes(model))))
+        return parts
+
+    def checked(self, part: Part, progress: Progress) -> StepFile:
+        return StepFile(part, self, progress)
+
+    def facts(self, part: Part) -> dict[str, Any]:
+        request, source = self.request, self.files[part.path]
+        asked_for = part.path == request.output
+        prefill = next((path.name for path in self.files if path != request.output), None) if asked_for else None
+        step = source.facts(request.dtype, mode=request.mode if asked_for else "prefill", prefill=prefill)
+        own = {"inputs": source.inputs(request.dtype), "seq_len": source.chunk, "step": step}
+        return model_facts(request, self.opened, source.source, part.checks) | own
+
+    def published(self, folder: Path) -> None:
+        self._copied = copy_companions(self._companions, self.request.output, folder)
+
+    def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ExportReport:
+        notes = [*self.opened.notes, *([] if self.rounding is None else self.rounding.notes)]
+        main, *others = [(part.path, sidecar) for part, sidecar in parts if sidecar is not None]
+        beside = next((ExportReport(path, sidecar, []) for path, sidecar in others), None)
+        doubts = tuple(self.opened.warnings)
+        return ExportReport(*main, notes, companion=beside, copied=self._copied, doubts=doubts)
+
+
+def open_steps(request: ExportRequest) -> tuple[OpenedCheckpoint, dict[Path, StepSource]]:
+    """Open the checkpoint and the files to write, and refuse a request that cannot succeed, before work begins.
+
+    Raises:
+        UsageError: the request or one of its files cannot be used, or the model cannot stream.
+    """
+    check_precision(request)
+    check_opset(request.opset)
+    for option, given in (("seq_len", request.shapes.seq_len is not None), ("dynamic", bool(request.dynamic))):
+        if given:
+            raise UsageError(
+                f"{argument(option)} does not apply to {argument('mode', request.mode)}.",
+                why="A step file takes a fixed number of tokens a call, and any number of calls.",
+                fix=f"Leave {argument(option)} out.",
+            )
+    opened = open_checkpoint(
+        request.checkpoint, request.config, task=request.task, shapes=request.shapes, steps=True, entry=request.entry
+    )
+    opened = opened.for_steps(request.shapes)
+    # Any length the class accepts, because the files do not depend on it.
+    some_length = getattr(opened.resolved.args, "window_size", 1)
+    source = opened.source(replace(request.shapes, seq_len=some_length))
+    step = StepSource(source, 1)
+    chunk = request.chunk
+    if chunk is None:
+        half = (step.max_positions + 1) // 2
+        chunk = min(limit for limit in (DEFAULT_CHUNK, half, largest_chunk(source)) if limit is not None)
+    chunked = StepSource(source, chunk)
+    if request.mode == "prefill":
+        files = {request.output: chunked}
+    else:
+        files = {request.output: step} | ({companion_path(request.output): chunked} if chunk > 1 else {})
+    return opened, files
+
+
+class StepFile(ExportedFile):
+    """The written file of a checkpoint that takes a few tokens a call.
+
+    The step file continues where the chunks of the prefill file end.
+    """
+
+    kind = "steps"
+
+    def __init__(self, part: Part, job: StepsJob, progress: Progress) -> None:
+        super().__init__(part.staged, job.request, lambda step: progress(f"{step}, {part.path.name}"))
+        self._source, self._asked, self.golden, self._sessions = (
+            job.files[part.path],
+            job.request,
+            job.golden,
+            job.sessions,
+        )
+        self.judged: Judged | None = None
+        self._sessions[self._source.chunk] = self
+
+    @property
+    def _then(self) -> Session | None:
+        """The session of the step file, for a file that takes chunks."""
+        step = self._sessions.get(1)
+        if step is None or step is self:
+            return None
+        return step.session if step.judged is None else step.judged.session
+
+    def golden_outputs(self, golden: Golden) -> CheckRecord:
+        asked, source = self._asked, self._source
+        fed = step_runner(self.session, source, asked.dtype, self._then, 0)
+        return check_golden(fed, golden, asked.tolerance, asked.precision, source.source)
+
+    def parity(self) -> CheckRecord:
+        asked = self._asked
+        tolerance = asked.tolerance(asked.precision)
+        then = self._then
+        tokens = tokens_of(asked.checkpoint, self._source.source)
+        self.judged = judged = Judged.open(self.path, self.session, asked.dtype, asked.precision, tokens)
+        judged.others = [] if then is None else [then]
+        return check_step_parity(judged, self._source, asked.dtype, tolerance, then, quick=asked.quick)
+
+    def halves(self) -> CheckRecord | None:
+        return None if self.judged is None else self.judged.range_record()
+
+    def integers(self) -> CheckRecord:
+        return check_wide_integers(self.model, self.path.parent, self._source.integer_limits(self._asked.dtype))

@@ -1,0 +1,366 @@
+"""The options of an export: each declared once, with its name, type, default and help.
+
+An option is one field here and the place that uses it. From the field follow the argument of `localattn.export` or
+`export_module`, the option on the command line with its help, the field of the request, the entry in the sidecar
+(`recorded`), and the line in docs/commands.md. The class that has the field says who takes the option:
+
+| class | its options are taken by |
+|---|---|
+| `CheckOptions` | every export, and conversions |
+| `FileOptions` | checkpoints and modules |
+| `CheckpointOptions`, `ShapeOptions` | checkpoints |
+
+A help text names other options by `core.error_texts.argument`; the command line shows them as its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..core.error_texts import argument
+from ..core.errors import UsageError
+from ..core.tolerance import Tolerance, coarsest, tolerance_for
+from ..core.versions import DEFAULT_OPSET, OPSETS
+
+# How thoroughly a file is checked.
+Checks = Literal["all", "quick"]
+# Whole sequences, a few tokens a call, or the chunks of a prompt.
+Mode = Literal["full", "step", "prefill"]
+# Element type of the file.
+Dtype = Literal["fp32", "fp16", "bf16"]
+# Element type of the weights of linear layers, where it differs from the file's.
+WeightDtype = Literal["int8", "int4", "fp8", "int8-qdq"]
+AttentionDtype = Literal["fp8"]
+# What a Hugging Face model is for.
+Task = Literal["feature-extraction", "fill-mask", "text-classification", "token-classification", "text-generation"]
+
+# A protobuf message is limited to 2 GiB; some room is left for the graph itself.
+EXTERNAL_DATA_FROM = 1_900_000_000
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is said about an option besides its name, type and default.
+
+    Args:
+        help: one or two sentences; a default that code finds is written `(Default: …)` at the end.
+        panel: the panel of `--help` that it stands in; "" for an argument of Python alone.
+        flag: its name on the command line, where that is another.
+        typed: what is typed on the command line, "axes" or "file"; "" for what the field's type says.
+        metavar: what the help calls its value; "" for the type's name.
+        recorded: whether the sidecar records a value other than the default, in `options`.
+        why_not_steps: why step files do not take it; "" if they do.
+        hint: what to write instead of a value that is none of the choices, by that value.
+    """
+
+    help: str
+    panel: str = ""
+    flag: str = ""
+    typed: Literal["", "axes", "file"] = ""
+    metavar: str = ""
+    recorded: bool = False
+    why_not_steps: str = ""
+    hint: Mapping[str, str] = field(default_factory=dict)
+
+
+def option(default: Any, help: str, panel: str = "", **rest: Any) -> Any:
+    """Declare an option of a dataclass, as `Option` describes it."""
+    return field(default=default, metadata={"option": Option(help, panel, **rest)})
+
+
+def options_of(kind: type) -> dict[str, Option]:
+    """Return the options among the fields of a dataclass, in their order."""
+    return {x.name: x.metadata["option"] for x in fields(kind) if "option" in x.metadata}
+
+
+def recorded(*chosen: Any) -> dict[str, Any]:
+    """Return what a sidecar records of options: those that differ from their defaults."""
+    return {
+        x.name: getattr(options, x.name)
+        for options in chosen
+        for x in fields(options)
+        if "option" in x.metadata and x.metadata["option"].recorded and getattr(options, x.name) != x.default
+    }
+
+
+def common(kind: type, values: object) -> dict[str, Any]:
+    """Return the values of the fields that a dataclass has in common with another object."""
+    return {x.name: getattr(values, x.name) for x in fields(kind) if x.init and hasattr(values, x.name)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """How thoroughly a file is checked, and what is accepted."""
+
+    checks: Checks = option(
+        "all",
+        "all, or quick for trying things out on a large model: few inputs are compared, and the checks of the "
+        "window and of memory are left out.",
+        "Checks",
+    )
+    atol: float | None = option(None, "Absolute tolerance of the parity check. (Default: by dtype.)", "Checks")
+    rtol: float | None = option(None, "Relative tolerance of the parity check. (Default: by dtype.)", "Checks")
+    allow_quadratic: bool = option(False, "Accept tensors that are square in the sequence length.", "Checks")
+    allow_wide_integers: bool = option(
+        False, "Accept integers that need more than 32 bits: not every runtime does.", "Checks"
+    )
+    seeds: tuple[int, ...] | None = option(None, "Seeds of the parity check. (Default: a few.)")
+
+    @property
+    def quick(self) -> bool:
+        """Whether to compare on one set of inputs, and leave out what the table of checks calls long."""
+        return self.checks == "quick"
+
+    def tolerance(self, precision: str) -> Tolerance:
+        """Return the tolerance for a file of this precision, an entry of `core.tolerance`."""
+        return tolerance_for(precision, self.atol, self.rtol)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(CheckOptions):
+    """What a file to write is asked to be."""
+
+    golden: str | Path | None = option(
+        None,
+        "An .npz that localattn.record wrote from your own model: the file must match it.",
+        "Input",
+        typed="file",
+    )
+    opset: int = option(
+        DEFAULT_OPSET,
+        f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}; TensorRT 10.3 reads up to {DEFAULT_OPSET}.",
+        "Output",
+    )
+    function_body: bool = option(
+        True,
+        "Leave out the attention node's function; only a plugin can run the file then (TensorRT 10.3).",
+        "Output",
+        flag="no_function_body",
+    )
+    standard_ops: bool = option(
+        False,
+        "Write standard operators alone, no functions: for runtimes other than onnxruntime and TensorRT.",
+        "Output",
+    )
+    dynamic: Sequence[str] | None = option(
+        None,
+        "Axes that stay open: batch,seq; or none. (Default: those of the model's family, mostly none.)",
+        "Shapes",
+        typed="axes",
+    )
+    max_seq_len: int | None = option(
+        None,
+        f"Longest sequence with {argument('dynamic', ('seq',))}. (Default: the example's, or the model's.)",
+        "Shapes",
+    )
+    overwrite: bool = option(False, "Replace existing files, each by one of the same kind.", "Output", flag="force")
+    external_data_from: int = option(
+        EXTERNAL_DATA_FROM, "Size of the weights in bytes from which they go into a file of their own."
+    )
+
+    def __post_init__(self) -> None:
+        if self.standard_ops and not self.function_body:
+            raise UsageError(
+                f"{argument('standard_ops', True)} and {argument('function_body', False)} contradict each other.",
+                why="A file in standard operators computes the attention in them.",
+                fix="Leave one of them out.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """How the model of a checkpoint is read, and in what precision and mode it is written."""
+
+    config: str | Path | None = option(
+        None, "Configuration (JSON, TOML or YAML). (Default: found beside the checkpoint.)", "Input", typed="file"
+    )
+    entry: str | None = option(
+        None,
+        "Which weights to read of a checkpoint that holds several sets: state_dict_ema, callbacks.EMA.state, or a "
+        "prefix of names. inspect lists them. (Default: the trained ones.)",
+        "Input",
+        metavar="NAME",
+        recorded=True,
+    )
+    task: Task | None = option(
+        None, "What a Hugging Face folder is exported for. (Default: what it was saved for.)", "Input"
+    )
+    mode: Mode = option(
+        "full",
+        "full: whole sequences. step: a token a call, with caches; and a file for prompts beside it. "
+        "prefill: the file for prompts alone.",
+        "Step files",
+    )
+    chunk: int | None = option(
+        None, "Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)", "Step files"
+    )
+    max_length: int | None = option(
+        None,
+        "Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)",
+        "Step files",
+    )
+    dtype: Dtype = option(
+        "fp32",
+        "Element type of the file.",
+        "Precision",
+        hint={name: f"For weights in {name}: {argument('weight_dtype', name)}" for name in get_args(WeightDtype)},
+    )
+    weight_dtype: WeightDtype | None = option(
+        None,
+        "int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
+        f"fp8, int8-qdq: 8-bit products of TensorRT's engines. (Default: as {argument('dtype')}.)",
+        "Precision",
+        recorded=True,
+    )
+    attention_dtype: AttentionDtype | None = option(
+        None,
+        "fp8: attention that the plugin library computes in fp8, on GPUs from compute capability 8.9 on. "
+        f"(Default: as {argument('dtype')}.)",
+        "Precision",
+        recorded=True,
+        why_not_steps="Steps and chunks have no kernels of fp8.",
+    )
+
+    @property
+    def precision(self) -> str:
+        """The entry of `core.tolerance` with the file's tolerance."""
+        return coarsest([self.weight_dtype or self.dtype, self.attention_dtype or "fp32"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeOptions:
+    """The sizes and inputs of a checkpoint's file."""
+
+    seq_len: int | None = option(None, "Sequence length of the file. (Default: the model's max_seq_len.)", "Shapes")
+    batch: int = option(1, "Batch size of the file.", "Shapes")
+    heads: int | None = option(None, "Heads, where the weights do not tell.", "Shapes")
+    dim_head: int | None = option(None, "Head size, where the weights do not tell.", "Shapes")
+    mask: bool = option(False, "Add the input mask: bool, True = keep.", "Shapes")
+    attn_bias: bool = option(False, "Add the input attn_bias [H, w, K].", "Shapes")
+    causal: bool = option(False, "AFTLocal: the model was run with a causal mask.", "Shapes", recorded=True)
+    full_mask: bool = option(False, "AFTLocal: add the input full_mask [T, T]; costs O(T²) time.", "Shapes")
+    position_ids: bool = option(
+        False,
+        "Hugging Face: add the input position_ids, which else count from 0.",
+        "Shapes",
+        why_not_steps="A step file counts the positions of its tokens itself.",
+    )
+
+
+@dataclass(frozen=True)
+class ShapeRequest(ShapeOptions):
+    """The sizes and inputs that are requested for a file; None means the model's own.
+
+    Args:
+        seq_len: sequence length `N`.
+        batch: batch size `B`.
+        dynamic_length: the sequence length is dynamic, up to `seq_len`.
+        max_length: step files only: the largest number of positions in a sequence.
+    """
+
+    seq_len: int | None = None
+    batch: int = 1
+    dynamic_length: bool = field(default=False, kw_only=True)
+    max_length: int | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Sizes(ShapeRequest):
+    """A request for a file in which every size is decided."""
+
+    seq_len: int = field()
+    batch: int = field()
+    heads: int = field(kw_only=False)
+    dim_head: int = field(kw_only=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleOptions(FileOptions):
+    """How a module of the user's own is exported; its inputs name the axes."""
+
+    dynamic: Sequence[str] = option((), "Names of the axes that stay open.", "Shapes", typed="axes")
+
+
+@dataclass(frozen=True)
+class ExportRequest(FileOptions, CheckpointOptions):
+    """What to export and how.
+
+    By default there are two seeds, or one for long inputs because their reference is slow.
+
+    Args:
+        checkpoint: the weights.
+        output: the ONNX file to write.
+        shapes: sizes and optional inputs.
+    """
+
+    checkpoint: Path
+    output: Path
+    shapes: ShapeRequest = field(default_factory=ShapeRequest, kw_only=True)
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files that are read, except those that are found beside them."""
+        return [Path(path) for path in (self.checkpoint, self.config, self.golden) if path is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(FileOptions, CheckpointOptions, ShapeOptions):
+    """The options of `localattn.export` and of the command `export`."""
+
+    def check(self) -> None:
+        """Refuse options that do not go together, before PyTorch is imported.
+
+        Raises:
+            UsageError: two that do not.
+        """
+        for name, known in (("mode", Mode), ("dtype", Dtype), ("checks", Checks)):
+            value = getattr(self, name)
+            if value not in get_args(known):
+                raise UsageError(f"Unknown {name} {value!r}.", fix=f"Known: {', '.join(get_args(known))}.")
+        if self.max_seq_len is not None and (self.seq_len is not None or "seq" not in (self.dynamic or ())):
+            raise UsageError(
+                f"{argument('max_seq_len')} goes with {argument('dynamic', ('seq',))}, "
+                f"and without {argument('seq_len')}."
+            )
+        if self.mode == "full":
+            self._check_whole()
+        else:
+            self._check_steps()
+
+    def _check_whole(self) -> None:
+        if self.chunk is not None:
+            raise UsageError(
+                f"{argument('chunk')} goes with {argument('mode', 'step')} or {argument('mode', 'prefill')}."
+            )
+        if self.max_length is not None:
+            raise UsageError(
+                f"{argument('max_length')} goes with {argument('mode', 'step')}.",
+                fix=f"For whole sequences: {argument('seq_len')}, or {argument('max_seq_len')}.",
+            )
+
+    def _check_steps(self) -> None:
+        for name, declared in options_of(type(self)).items():
+            value = getattr(self, name)
+            if declared.why_not_steps and value not in (None, False):
+                raise UsageError(
+                    f"{argument(name, value)} does not go with {argument('mode', self.mode)}.",
+                    why=declared.why_not_steps,
+                )
+        if self.chunk is not None and self.chunk < 1:
+            raise UsageError(f"{argument('chunk')} is {self.chunk}.", why="A call takes at least 1 token.")
+        if self.max_length is not None and self.max_length < 1:
+            raise UsageError(
+                f"{argument('max_length')} is {self.max_length}.", why="These are positions, 1 at the least."
+            )
+
+    def request(self, checkpoint: Path, output: Path) -> ExportRequest:
+        """Return the request to export a checkpoint with these options."""
+        shapes = ShapeRequest(**common(ShapeRequest, self))
+        if self.seq_len is None:
+            shapes = replace(shapes, seq_len=self.max_seq_len)
+        dynamic = None if self.dynamic is None else tuple(self.dynamic)
+        own = {"checkpoint": checkpoint, "output": output, "shapes": shapes, "dynamic": dynamic}
+        return ExportRequest(**{**common(ExportRequest, self), **own})

@@ -1,0 +1,30 @@
+"""Where a module of the user's own came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a module came from, for the sidecar.
+
+    Args:
+        name: "package.module:function", or the class.
+        kwargs: the function's arguments.
+        weights: name of the checkpoint, "" without one.
+        weights_sha256: SHA-256 of the checkpoint.
+        notes: what was chosen while building the module.
+        warnings: choices between several sets of weights that nobody made.
+        entry: the entry of the checkpoint that was asked for; None where none was.
+    """
+
+    name: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    weights: str = ""
+    weights_sha256: str = ""
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    entry: str | None = None

@@ -1,0 +1,146 @@
+"""Prepare an ONNX file for OpenVINO: the file itself, or a copy in the operators that OpenVINO reads.
+
+OpenVINO 2026.4 does not support ONNX functions, and mistakes values that a Scan reads from outside for states without
+a result (`onnx_graph.standard_ops.scan_states`). It computes int64 in 32 bits, without an error: a file with larger
+numbers is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ....core.error_texts import argument
+from ....core.errors import UsageError
+from ....onnx_graph.graph_values import all_nodes
+from ....onnx_graph.judgement import claimed_bytes, tensors_of
+from ....onnx_graph.library_errors import infer_shapes, refused_as
+from ....onnx_graph.onnx_file import OnnxFile
+
+_WIDEST = (1 << 31) - 1
+# The location of external data in memory, as onnxruntime and OpenVINO write it; its offset is the address.
+_IN_MEMORY = "*/_ORT_MEM_ADDR_/*"
+# OpenVINO 2026.4 compiled 14 Ifs in each other in 1.4 s, 16 in 4.6 s, and 25 not in 90 s.
+_MOST_DOUBLED = 1 << 17
+# The domains of operators that OpenVINO 2026.4 reads.
+_DOMAINS = ("", "ai.onnx.ml", "com.microsoft", "org.openvinotoolkit", "org.pytorch.aten", "mmdeploy")
+# Operators whose results may exceed 32 bits if an operand does. Slice and similar operators clip what is too large.
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod")
+
+
+@contextlib.contextmanager
+def readable(file: OnnxFile) -> Iterator[bytes]:
+    """Give the bytes of a model that OpenVINO can read; weights in files are mapped until this ends.
+
+    Raises:
+        UsageError: the file needs wider integers than OpenVINO has, nests deeper than OpenVINO compiles, or its data
+            cannot be read.
+    """
+    what = f"{file.name} cannot be run in OpenVINO."
+    if file.growth.doubled - file.growth.nodes > _MOST_DOUBLED:
+        raise UsageError(
+            what,
+            why=f"Its graphs lie {file.growth.depth} deep in each other; OpenVINO takes twice as long for each.",
+            fix=f"Run it in onnxruntime: leave {argument('runtime')} out.",
+        )
+    mapped: dict[str, Any] = {}
+    with refused_as(what, "Export the model again, or run the file in onnxruntime."):
+        model = _prepared(file)
+        for tensor in tensors_of(model):
+            if tensor.data_location == tensor.EXTERNAL:
+                _point(tensor, mapped, file)
+        content = bytes(model.SerializeToString())
+    yield content
+    mapped.clear()
+
+
+def _point(tensor: Any, mapped: dict[str, Any], file: OnnxFile) -> None:
+    """Make external data an address in memory: given bytes, OpenVINO finds no files, and given a path, no links."""
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    location, offset, needed = said["location"], int(said.get("offset") or 0), claimed_bytes(tensor) or 0
+    if location not in mapped:
+        mapped[location] = file.map_data(location)
+    data = mapped[location]
+    if offset + needed > data.size:
+        raise ValueError(f"{location} is cut")
+    del tensor.external_data[:]
+    for key, text in (("location", _IN_MEMORY), ("offset", data.ctypes.data + offset), ("length", needed)):
+        tensor.external_data.add(key=key, value=str(text))
+
+
+def _prepared(file: OnnxFile) -> Any:
+    """Return the model in operators that OpenVINO reads, as `OnnxFile.parse_without_weights`.
+
+    Raises:
+        UsageError: it needs wider integers than OpenVINO has, or its copy is too large.
+    """
+    from ....onnx_graph import inlining
+    from ....onnx_graph.precision import half_to_fp32
+    from ....onnx_graph.standard_ops import scan_states
+
+    model = file.parse_without_weights()
+    wide = next(_wide_nodes(model, file), None)
+    if wide is not None:
+        raise UsageError(
+            f"{file.name} cannot be run in OpenVINO.",
+            why=f"Its node {wide!r} computes with integers beyond 32 bits, which OpenVINO cuts off without an error.",
+            fix="Export the model again with this release; or run the file in onnxruntime.",
+        )
+    plain = scan_states.apply(inlining.apply(half_to_fp32.apply(model)))
+    _check_operators(plain, file)
+    infer_shapes(plain, strict_mode=True)
+    return plain
+
+
+def _check_operators(model: Any, file: OnnxFile) -> None:
+    """Refuse a model with operators of domains that OpenVINO has not, on which 2026.4.1 may end the process.
+
+    Shapes that contradict each other end it too: `_prepared` has onnx infer them strictly first.
+
+    Raises:
+        UsageError: it has one.
+    """
+    for node in all_nodes(model.graph):
+        if node.domain not in _DOMAINS:
+            raise UsageError(
+                f"{file.name} cannot be run in OpenVINO.",
+                why=f"The file has no function for {node.domain}::{node.op_type}, and OpenVINO has no such operator.",
+                fix=f"Run it in onnxruntime: leave {argument('runtime')} out.",
+            )
+
+
+def _wide_nodes(model: Any, file: OnnxFile) -> Iterator[str]:
+    """Yield names of nodes that compute with constants beyond 32 bits."""
+    for part in (model.graph, *model.functions):
+        wide = set(_wide_constants(part, file))
+        for node in all_nodes(part):
+            if node.op_type in _ARITHMETIC and not wide.isdisjoint(node.input):
+                yield node.name or node.op_type
+
+
+def _wide_constants(part: Any, file: OnnxFile) -> Iterator[str]:
+    """Yield names of weights and constants of a graph or function that hold integers beyond 32 bits."""
+    for tensor in getattr(part, "initializer", ()):
+        if _is_wide(tensor, file):
+            yield tensor.name
+    for node in all_nodes(part):
+        if node.op_type == "Constant" and node.attribute:
+            attribute = node.attribute[0]
+            numbers = (attribute.i, *attribute.ints)
+            if _is_wide(attribute.t, file) or any(abs(number) > _WIDEST for number in numbers):
+                yield node.output[0]
+
+
+def _is_wide(tensor: Any, file: OnnxFile) -> bool:
+    import onnx
+
+    if tensor.data_type != onnx.TensorProto.INT64:
+        return False
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        numbers = np.frombuffer(file.data_of(tensor), "<i8")
+    else:
+        numbers = onnx.numpy_helper.to_array(tensor)
+    return bool(numbers.size) and max(-int(numbers.min()), int(numbers.max())) > _WIDEST

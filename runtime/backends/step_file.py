@@ -1,0 +1,115 @@
+"""Read step files' sidecars, and check that file, prefill file and sidecars agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.error_texts import HOW_TO_EXPORT_STEPS
+from ...core.errors import UsageError
+from ...core.tensors import TensorSpec
+from ...onnx_graph.onnx_file import OnnxFile
+
+if TYPE_CHECKING:
+    from ...core.documents.sidecar import Sidecar
+    from ...core.documents.step_facts import StepFacts
+
+# The prefill file of a step file, already read if it is an ONNX file, and its sidecar's entries.
+Prefill: TypeAlias = "tuple[Path | OnnxFile, StepFacts]"
+
+_EXPORTED = ".onnx"
+EXPORT_AGAIN = "Export the step file again; it writes both. Engines are built from both."
+
+
+class Described(Protocol):
+    """An open file, or a sidecar: anything that lists inputs and outputs."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The tensors in the file's order."""
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The tensors in the file's order."""
+
+
+def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPORT_STEPS) -> StepFacts:
+    """Return the sidecar's entries for step files.
+
+    Args:
+        sidecar: of any model.
+        name: of the file, for the error.
+        how: the commands that make a step file, for the error.
+
+    Raises:
+        UsageError: there are none, because the file needs whole sequences.
+    """
+    if sidecar.step is None:
+        checkpoint = sidecar.checkpoint_name or "CHECKPOINT"
+        raise UsageError(
+            f"{name} is not a step file.",
+            why=f"It needs whole sequences of {sidecar.seq_len} positions and has no caches.",
+            fix=how.replace("CHECKPOINT", checkpoint),
+        )
+    return sidecar.step
+
+
+def other_tensors(file: Described, facts: StepFacts) -> tuple[list[TensorSpec], TensorSpec]:
+    """Return the inputs other than position and caches, and the output that is not a cache."""
+    output = next(spec for spec in file.outputs if spec.name == facts.logits_output)
+    return data_inputs(file, facts), output
+
+
+def data_inputs(file: Described, facts: StepFacts) -> list[TensorSpec]:
+    """Return the inputs other than position and caches."""
+    fed = {facts.position_input, *(cache.input for cache in facts.caches)}
+    return [spec for spec in file.inputs if spec.name not in fed]
+
+
+def zeros(spec: TensorSpec) -> NDArray[Any]:
+    """Return an array for a tensor of fixed sizes."""
+    return np.zeros(tuple(int(size) for size in spec.shape), dtype=spec.dtype)
+
+
+def check_caches(file: Described, facts: StepFacts, path: Path, *, output: bool = True) -> None:
+    """Check that the file has the caches that its sidecar states, and with `output` its output.
+
+    Raises:
+        UsageError: they differ.
+    """
+    inputs = {spec.name: spec for spec in file.inputs}
+    outputs = {spec.name: spec for spec in file.outputs}
+    fits = facts.logits_output in outputs or not output
+    fits &= inputs.get(facts.position_input) == TensorSpec(facts.position_input, "int64", (1,))
+    for cache in facts.caches:
+        for tensors, name in ((inputs, cache.input), (outputs, cache.output)):
+            fits &= tensors.get(name) == TensorSpec(name, cache.dtype, tuple(cache.shape))
+    if not fits:
+        raise UsageError(
+            f"{path} is not the file that its sidecar describes.",
+            why="The names or shapes of its caches differ.",
+            fix="Export the model again, or copy both files together.",
+        )
+
+
+def prefill_path(path: Path, facts: StepFacts) -> Path | None:
+    """Return the path of a step file's prefill file, or of the engine built from it; None if none was exported.
+
+    Raises:
+        UsageError: the sidecar names something that is not a file name.
+    """
+    if facts.prefill is None:
+        return None
+    if not facts.prefill or Path(facts.prefill).name != facts.prefill or "\0" in facts.prefill:
+        raise UsageError(
+            f"The sidecar of {path} names the prefill file {facts.prefill[:100]!r}.",
+            why="That is not a file name in the same folder.",
+            fix=EXPORT_AGAIN,
+        )
+    companion = path.with_name(facts.prefill)
+    built, exported = path.suffix.lower(), companion.suffix.lower()  # the sidecar names the ONNX file
+    return companion.with_suffix(built) if exported == _EXPORTED != built else companion

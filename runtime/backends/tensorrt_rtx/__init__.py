@@ -1,0 +1,1 @@
+"""TensorRT-RTX: what differs from TensorRT, whose folder has the rest."""

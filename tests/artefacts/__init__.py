@@ -1,0 +1,1 @@
+"""Files that an older release wrote, and what they computed then."""
