@@ -118,7 +118,7 @@ class Backend(ABC):
     def doctor_lines(self) -> tuple[DoctorLine, ...]:
         """List what `localattn doctor` looks for; the first is the runtime itself."""
         package = self.package.name
-        serves = f"--runtime {self.name}"
+        serves = f"ONNX files in {self.title}"
         return (DoctorLine(self.name, self.title, serves, ("package", package), package),)
 
     def claims(self, path: Path) -> bool:

@@ -42,8 +42,8 @@ class OnnxRuntime(Backend):
                 "onnxruntime",
             ),
             _provider("cpu", "the CPU", CPU, "running ONNX files", "onnxruntime"),
-            _provider("cuda", "the GPU", CUDA, "--provider cuda", add="onnxruntime-gpu"),
-            _provider("tensorrt-provider", "TensorRT", TENSORRT, "--provider tensorrt", add="onnxruntime-gpu"),
+            _provider("cuda", "the GPU", CUDA, "files on the GPU", add="onnxruntime-gpu"),
+            _provider("tensorrt-provider", "TensorRT", TENSORRT, "files through TensorRT", add="onnxruntime-gpu"),
         )
 
     def open_tuned(self, path: Path, place: Place, *, cuda_graph: bool, profile: str | None) -> Session:
