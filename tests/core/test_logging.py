@@ -34,7 +34,7 @@ def test_an_export_logs_its_stages(checkpoint: Path, tmp_path: Path, localattn: 
     ):
         assert line in loud.err
     assert re.search(r"exporter\.pipeline: Tracing the model: took \d+\.\d\d s", loud.err)
-    assert re.search(r"runtime\.ort\.session: \S+model\.onnx runs on cpu", loud.err)
+    assert re.search(r"runtime\.backends\.onnxruntime\.session: \S+model\.onnx runs on cpu", loud.err)
     assert "core.storage.reading: reading" not in loud.err
     silent = localattn("parity", model, "--against", checkpoint, "--seeds", 1)
     assert silent.code == 0 and all(line.startswith(("Note: ", "Warning: ")) for line in silent.err.splitlines()), (

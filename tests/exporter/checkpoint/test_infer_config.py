@@ -248,7 +248,7 @@ def test_contradictions_name_the_tensor(override, parts):
         infer_config(state, None, {"local_attn_window_size": 4, **override})
     for part in parts:
         assert part in str(caught.value)
-    with pytest.raises(UsageError, match=r"given as local_attention\.LocalMHA .* of a LocalTransformer"):
+    with pytest.raises(UsageError, match=r"the class local_attention\.LocalMHA, .* to a LocalTransformer"):
         infer_config(state, RawConfig("LocalMHA"), {"local_attn_window_size": 4})
 
 
