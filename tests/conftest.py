@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import os
 import random
 import re
 import sys
@@ -15,6 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from .support import one_core
+
+# isort: split
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -27,21 +29,7 @@ from .support import run_folder
 from .support.native import compiled_once
 from .thinning import thin
 
-
-def stay_on_one_core() -> None:
-    """Give each worker a core of its own, and its threads and children with it.
-
-    Two workers with a thread a core each wait for one another: a fifth of the processor time went there.
-    """
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if worker and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
-        torch.set_num_threads(1)  # read when it was imported
-
-
-stay_on_one_core()
-
+assert one_core
 # How long an example takes is the machine's affair.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

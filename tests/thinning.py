@@ -14,6 +14,7 @@ import pytest
 GRIDS = {
     "core/test_kill.py::test_killed_at_some_moments": 3,
     "core/test_native_limits.py::test_memory_follows_from_the_tensors_and_is_given_back": 3,
+    "exporter/checks/test_half_precision.py::test_the_shipped_demo_passes_and_shows_both_errors": 2,
     "exporter/checks/test_long_checks.py::test_the_reference_at_some_positions_equals_the_whole": 3,
     "exporter/checks/test_long_checks.py::test_two_runs_find_a_lost_window": 3,
     "exporter/lowering/grouped/test_grouped_function.py::test_function_and_operator_equal_the_reference": 6,

@@ -162,7 +162,7 @@ def test_what_there_is_no_kernel_of() -> None:
     for options in ({"has_bias": True}, {"has_xpos": True}, {"has_softcap": True}, {"has_shared_qk": True}):
         with pytest.raises(UsageError, match="a key mask, but no other input"):
             KernelSpec("fp8", 64, **options)
-    with pytest.raises(UsageError, match="heads up to 128 wide"):
+    with pytest.raises(UsageError, match="head sizes up to 128"):
         KernelSpec("fp8", 136)
     with pytest.raises(UsageError, match="no attention kernel for element type 'fp8'"):
         RingSpec("step", "fp8", 64)

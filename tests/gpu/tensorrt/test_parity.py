@@ -168,7 +168,7 @@ def test_a_step_engine_ends_with_its_positions(bench: Bench, localattn: Command)
     np.savez(engine.parent / "in.npz", tokens=np.zeros((1, 11), np.int64))
     given = ("--load-inputs", engine.parent / "in.npz")
     finished = localattn("parity", engine, "--against", engine.with_suffix(".onnx"), *given)
-    assert finished.code == 2 and "cannot be fed 11 positions" in finished.err
+    assert finished.code == 2 and "does not accept 11 positions" in finished.err
 
 
 def test_an_engine_equals_the_float64_reference_around_the_window(folder: Path, bench: Bench) -> None:

@@ -187,7 +187,7 @@ def test_it_follows_what_is_typed_and_stops(demo: Demo, page: Page) -> None:
         page.value("document.getElementById('text').value = 'x'.repeat(513)")
         page.value("document.getElementById('text').dispatchEvent(new Event('input'))")
         said = page.value("document.getElementById('status').textContent")
-        assert said == "The text has 513 tokens, and the model 512 positions: shorten it."
+        assert said == "The text has 513 tokens, but the model has only 512 positions: shorten the text."
 
 
 @needs_browser
@@ -349,5 +349,5 @@ def test_a_model_that_cannot_go_on_a_page_is_refused(package: Path, tmp_path: Pa
     # As a LocalMHA is: embeddings come in.
     part = read_model_part(small(tmp_path / "embeddings"))
     embeddings = [TensorSpec("x", "float32", (1, 1, 16)) if x.name == "tokens" else x for x in part.inputs]
-    with pytest.raises(UsageError, match=r"it takes x float32 \[1, 1, 16\]"):
+    with pytest.raises(UsageError, match=r"the file has x float32 \[1, 1, 16\]"):
         check_web_model(replace(part, inputs=embeddings))

@@ -70,7 +70,7 @@ def linked_in_a_circle(folder: Path) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("damage", "advice"),
     [
-        (moved, "Copy the file"),
+        (moved, "Copy the data file"),
         (cut, "copy it again"),
         (linked_out, "Replace the link by a copy of the file."),
         (linked_in_a_circle, "Replace the link by a copy of the file."),
