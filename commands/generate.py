@@ -163,7 +163,7 @@ def _warn(generator: Generator, model: Path, notes: Sequence[str]) -> None:
     """Warn of a prefill file that is not there, and of what the folder and the session say."""
     missing = generator.session.missing_prefill
     if missing:
-        warn(f"{missing} is not beside {model.name}: the prompt is read token by token.")
+        warn(f"{missing} is missing in the folder of {model.name}: the prompt is read token by token.")
     for line in (*generator.session.notes, *notes):
         warn(f"{in_flags(line)}.")
 

@@ -108,7 +108,7 @@ def test_positions_end_by_themselves_or_with_an_error(tmp_path, localattn):
         document = json.loads(done.out)
         assert done.code == 0 and len(document["tokens"][0]) == 9 and document["finish"] == "positions"
     done = localattn("generate", path, "--prompt", "abcd", "--max-tokens", 10)
-    assert done.code == 2 and done.out == "" and "Generate 9 at the most" in done.err
+    assert done.code == 2 and done.out == "" and "Generate at most 9" in done.err
     done = localattn("generate", path, "--prompt", "abcdefghijklmnop")
     assert done.code == 2 and "after a prompt of 16" in done.err and "12 positions" in done.err
 

@@ -105,7 +105,7 @@ def test_flags_that_typer_adds_have_no_type_either(localattn: Command) -> None:
         ("parity m.onnx --against m.pt --format markdown", "'html'."),
         ("build m.onnx --backend tensorrt_rtx", "Did you mean tensorrt-rtx?"),
         ("plugin build --backend onnx", "Did you mean onnxruntime?"),
-        ("export m.pt --dtype int8", "For weights in int8, use --weight-dtype int8"),
+        ("export m.pt --dtype int8", "For weights in int8: --weight-dtype int8"),
         ("export m.pt --weights int8", "--weight-dtype int8"),
         ("run m.onnx --plugin ./x.so", "Name a library with --plugin-library ./x.so"),
         ("bench m.onnx --plugin none,x.so", "Name a library with --plugin-library x.so"),

@@ -124,7 +124,7 @@ def test_a_request_ends_it_in_time_even_if_native_code_does_not_answer(
     asked = time.monotonic()
     process.send_signal(number)
     out, error = process.communicate(timeout=20)
-    assert time.monotonic() - asked < GRACE + 1
+    assert time.monotonic() - asked < GRACE + 4
     assert process.returncode == 128 + number
     assert (out, error) == ("", "Stopped; nothing was written.\n")
     assert left(folder) == [] and not Path(f"/proc/{child}").exists()

@@ -204,7 +204,7 @@ REASONS = {
     "unknown": "does not know 'hidden'",
     "dtype": "float32",
     "whole numbers": "int32",
-    "NaN": "holds NaN",
+    "NaN": "contains NaN",
     "complex": "complex64",
     "vocabulary": "vocabulary",
     "mixed": "belong together",
@@ -313,7 +313,7 @@ def test_recording_leaves_the_module_as_it_was(tmp_path: Path) -> None:
         record(module, {"z": inputs["x"]}, tmp_path / "h.npz")
     with pytest.raises(UsageError, match="Two arrays would be named 'x'"):
         record(module, inputs, tmp_path / "h.npz", names={"y": "x"})
-    with pytest.raises(UsageError, match="holds NaN"):
+    with pytest.raises(UsageError, match="contains NaN"):
         record(module, {**inputs, "x": torch.full((1, 9, 16), torch.nan)}, tmp_path / "h.npz")
     assert not (tmp_path / "h.npz").exists()
 

@@ -79,7 +79,7 @@ def test_weights_of_another_file_come_into_the_copy(beside: Path, monkeypatch: p
     copy = inlining.apply(document).SerializeToString()
     assert_plain(copy)
     monkeypatch.setattr(onnx_file, "_MOST_BYTES", len(copy) // 2)
-    with pytest.raises(ValueError, match="more than 2 GB"):
+    with pytest.raises(ValueError, match="larger than 2 GB"):
         file.read_weights(file.parse())
     for data in beside.parent.glob("*.data"):
         data.unlink()

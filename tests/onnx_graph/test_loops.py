@@ -151,6 +151,6 @@ def test_functions_that_call_each_other_deep(deep: int, tmp_path: Path) -> None:
     if deep > DEEPEST_CALLS:
         with pytest.raises(UsageError) as caught:
             load(tmp_path / "m.onnx", "cpu")
-        assert f"more than {DEEPEST_CALLS}" in caught.value.why
+        assert f"the limit is {DEEPEST_CALLS}" in caught.value.why
     else:
         assert load(tmp_path / "m.onnx", "cpu").run({"x": np.zeros(1, np.float32), "fed": np.array(5)})["y"] == 2

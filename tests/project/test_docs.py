@@ -31,6 +31,8 @@ GUIDE = ROOT / "docs" / "getting-started.md"
 Run = Callable[..., Finished]
 # Options in backticks that are Triton's, or a script's of this repository.
 FOREIGN = {"--backend-config", "--exit-on-error", "--http-address", "--model-repository", "--slow"}
+# An option that a recipe adds.
+FOREIGN |= {"--producer-name"}
 # What the pages say of paths that are elsewhere, or not there yet.
 ELSEWHERE = {"plugins/x86_64/", "plugins/aarch64/", "benchmarks/results/gpu.json"}
 # What recipes add, and a script of DeepSpeed.

@@ -288,7 +288,7 @@ def test_whatever_yaml_stumbles_over(tmp_path: Path, text: str) -> None:
 
 def test_a_large_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(" " * LARGEST_FILE + "{}")
-    with pytest.raises(UsageError, match="over 256 KiB"):
+    with pytest.raises(UsageError, match="larger than 256 KiB"):
         load_config(tmp_path / "c.json")
 
 

@@ -119,16 +119,16 @@ FOLDERS: dict[str, tuple[Change, int, str]] = {
     ),
     "a module that would be imported": (lambda b: (b / "numpy.py").write_text("raise SystemExit(0)"), 1, "not listed"),
     "a module of the standard library": (lambda b: (b / "json.py").write_text("raise SystemExit(0)"), 1, "not listed"),
-    "a link to a file": (replace_by_link, 2, "not a plain file"),
-    "a link to a folder": (link_folder, 2, "not a plain file"),
-    "a link for a manifest": (link_manifest, 2, "not a plain file"),
+    "a link to a file": (replace_by_link, 2, "not a regular file"),
+    "a link to a folder": (link_folder, 2, "not a regular file"),
+    "a link for a manifest": (link_manifest, 2, "not a regular file"),
     "a pipe for a manifest": (
         lambda b: ((b / "manifest.json").unlink(), os.mkfifo(b / "manifest.json"))[1],
         2,
-        "not a plain file",
+        "not a regular file",
     ),
-    "a pipe": (lambda b: os.mkfifo(b / "pipe"), 2, "not a plain file"),
-    "a socket": (add_socket, 2, "not a plain file"),
+    "a pipe": (lambda b: os.mkfifo(b / "pipe"), 2, "not a regular file"),
+    "a socket": (add_socket, 2, "not a regular file"),
     "no manifest": (lambda b: (b / "manifest.json").unlink(), 2, "not a bundle"),
     "an empty manifest": (lambda b: (b / "manifest.json").write_bytes(b""), 2, "not the manifest"),
     "a deep manifest": (lambda b: (b / "manifest.json").write_bytes(b"[" * 200_000), 2, "not the manifest"),
@@ -363,10 +363,10 @@ def header_with(content: bytes, size: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("size", "words"),
     [
-        (b"77777777777\0", "claims"),  # 8 GiB
-        (b"\x80" + b"\0" * 3 + b"\xff" * 8, "claims"),  # 2^64 - 1, base 256
-        (b"\xff" * 12, "claims"),  # negative, base 256
-        (b"-0000000001\0", "claims"),
+        (b"77777777777\0", "states"),  # 8 GiB
+        (b"\x80" + b"\0" * 3 + b"\xff" * 8, "states"),  # 2^64 - 1, base 256
+        (b"\xff" * 12, "states"),  # negative, base 256
+        (b"-0000000001\0", "states"),
     ],
 )
 def test_claimed_sizes_are_not_believed(

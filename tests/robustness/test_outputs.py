@@ -199,7 +199,7 @@ def test_facts_of_a_model_are_replaced_by_facts_only(samples: dict[str, bytes], 
     facts = tmp_path / "m.onnx.json"
     facts.write_bytes(samples["m.onnx.json"])
     check_outputs([model], overwrite=True)
-    with pytest.raises(UsageError, match=r"m\.onnx\.json exists"):
+    with pytest.raises(UsageError, match=r"m\.onnx\.json already exists"):
         check_outputs([model])
     for other in ("package.json", "report.json", "checkpoint.json"):
         facts.write_bytes(samples[other])

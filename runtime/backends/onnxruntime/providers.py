@@ -116,7 +116,7 @@ _REMEDIES = (
     ("libnvinfer", _TENSORRT),
     ("libnvonnxparser", _TENSORRT),
     ("cannot open shared object", "Install CUDA and cuDNN for it: pip install 'localattn[gpu]'."),
-    ("more than 2 GB", "Build an engine of it: localattn build MODEL."),
+    ("larger than 2 GB", "Build an engine of it: localattn build MODEL."),
 )
 _OTHER_PACKAGE = (
     "pip uninstall onnxruntime onnxruntime-gpu, then pip install 'localattn[gpu]': "

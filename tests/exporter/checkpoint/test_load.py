@@ -308,7 +308,7 @@ def test_safetensors_of_other_kinds_are_refused_by_name(tmp_path, dtype, size):
     path = tmp_path / "w.safetensors"
     text = json.dumps({"to_out.weight": {"dtype": dtype, "shape": [4], "data_offsets": [0, size]}}).encode()
     path.write_bytes(header(len(text), text) + bytes(size))
-    with pytest.raises(UsageError, match=f"to_out.weight holds {dtype} numbers"):
+    with pytest.raises(UsageError, match=f"to_out.weight contains {dtype} numbers"):
         load_state(path)
 
 

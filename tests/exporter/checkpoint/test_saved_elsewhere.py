@@ -82,7 +82,7 @@ OBJECTS: dict[str, tuple[Any, str]] = {
 def test_other_objects_are_named_with_what_to_do(case: str, tmp_path: Path) -> None:
     held, name = OBJECTS[case]
     torch.save({"model": STATE, "extra": held}, tmp_path / "w.pt")
-    with pytest.raises(UsageError, match=f"holds Python objects .*{name}") as caught:
+    with pytest.raises(UsageError, match=f"contains Python objects .*{name}") as caught:
         load_state(tmp_path / "w.pt")
     assert caught.value.fix is not None
     assert "torch.save(model.state_dict(), 'weights.pt')" in caught.value.fix and "--allow-pickle" in caught.value.fix

@@ -145,7 +145,7 @@ def test_equal_and_foreign_sets_are_noted(tmp_path: Path) -> None:
     loaded = load_state(tmp_path / "w.pt")
     assert not loaded.warnings
     assert any("the same weights once more: `entry='best'`" in note for note in loaded.notes)
-    assert any("something else: `entry='critic'`" in note for note in loaded.notes)
+    assert any("another model: `entry='critic'`" in note for note in loaded.notes)
 
 
 def test_a_list_that_fits_in_two_ways_is_not_named(tmp_path: Path) -> None:

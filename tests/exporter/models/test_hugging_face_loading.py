@@ -209,7 +209,7 @@ def test_parity_sees_a_wrong_weight_of_a_model_without_norms_of_heads(
 
     monkeypatch.setattr(weights, "whole_state", spoilt)
     with pytest.raises(CheckFailed, match="parity"):
-        export(ExportRequest(mistral, tmp_path / "model.onnx", quick=True))
+        export(ExportRequest(mistral, tmp_path / "model.onnx", checks="quick"))
 
 
 @pytest.mark.parametrize(

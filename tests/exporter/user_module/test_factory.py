@@ -142,7 +142,7 @@ def test_dry_run_of_a_module(net: Path, localattn: Command) -> None:
         (["--factory", "NET:make", "--max-seq-len", "30"], "--dynamic seq"),
         (["--factory", "NET:make", "--dtype", "fp16"], "--dtype"),
         (["--factory", "NET:make", "--mask"], "--mask"),
-        (["--factory", "NET:make", "--load-inputs", "in.npz"], "exclude each other"),
+        (["--factory", "NET:make", "--load-inputs", "in.npz"], "are both given"),
         (["--weights", "w.pt"], "--input"),
         ([], "--input"),
     ],

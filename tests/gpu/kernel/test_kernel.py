@@ -281,10 +281,10 @@ def test_the_operators_are_registered_for_gpus(name: str) -> None:
 @pytest.mark.parametrize(
     ("case", "change", "message"),
     [
-        (Case(OPEN, 40), {"xpos_scale_base": 0.5}, "base of xpos is 0.5, below 1"),
+        (Case(OPEN, 40), {"xpos_scale_base": 0.5}, "xpos base is 0.5; the minimum is 1"),
         (Case(OPEN, 1, heads=70000), {}, "70000"),
         (Case(OPEN, 40), {"geometry": WindowGeometry(2**20, 2048)}, "overflow"),
-        (Case(OPEN, 40, head_dim=8), {}, "heads 8 wide"),
+        (Case(OPEN, 40, head_dim=8), {}, "head size 8"),
         (Case(OPEN, 40), {"perm": (0, 3, 1, 2)}, "layout"),
     ],
     ids=["small_xpos_base", "many_heads", "huge_window", "small_head", "layout"],

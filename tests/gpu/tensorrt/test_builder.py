@@ -158,7 +158,7 @@ def test_auto_without_a_kernel_says_why(localattn: Callable[..., Finished], tmp_
     options = (*RTX, "--target", "rtx40", *shapes("2x16"), "--force")
     finished = localattn("build", model, *options)
     assert finished.code == 0, finished.err
-    assert "is built from its ONNX function: its heads are 8 wide" in finished.err
+    assert "is built from its ONNX function: its head size is 8" in finished.err
     finished = localattn("build", model, *options, "--plugin", "library")
     assert finished.code == 2
     assert "heads are 8 wide" in finished.err

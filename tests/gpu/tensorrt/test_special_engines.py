@@ -110,7 +110,7 @@ def test_layers_that_do_not_fit_keep_their_function(
     path.write_bytes(before)
     finished = localattn("build", path, *RTX, "--plugin-library", small_library())
     assert finished.code == 0, finished.err
-    assert "of_300 is built from its ONNX function: its heads are 300 wide" in finished.err
+    assert "of_300 is built from its ONNX function: its head size is 300" in finished.err
     facts = read_engine_facts(path.with_suffix(".engine"))
     assert facts.plugin is not None and facts.plugin.layers == ["of_16"]
     assert {check.name: check.status for check in facts.checks}["plugin in network"] == "passed"

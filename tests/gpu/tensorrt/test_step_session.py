@@ -209,7 +209,7 @@ def test_what_cannot_be_stepped_is_refused_before_the_gpu_is_looked_for(bench: B
     facts = read_engine_facts(path)
     assert facts.model is not None
     full = facts.model.model_copy(update={"step": None})
-    for model, why in ((None, "without its sidecar"), (full, "whole sequences")):
+    for model, why in ((None, "without the sidecar"), (full, "whole sequences")):
         sidecar_path(path).write_text(facts.model_copy(update={"model": model}).to_json())
         with pytest.raises(UsageError) as caught:
             open_step(path)

@@ -144,6 +144,7 @@ def main() -> None:
 
     from localattn import cli
     from localattn.core.machine import process
+    from localattn.runtime.backends.openvino.package import PACKAGE
 
     process.without_telemetry()
     import numpy
@@ -152,7 +153,7 @@ def main() -> None:
     import tokenizers
     import torch
 
-    process.import_without_telemetry("openvino")
+    PACKAGE.require()
     assert cli and numpy and onnx and onnxruntime and tokenizers and torch
     if threading.active_count() != 1:
         raise RuntimeError("a package started a thread as it was imported: no process can be forked from here")

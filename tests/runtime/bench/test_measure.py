@@ -160,7 +160,7 @@ def test_nonsense_is_refused(wrong):
 def test_sizes_of_open_and_fixed_axes():
     opened = [TensorSpec("tokens", "int64", ("batch_size", "sequence_length"))]
     assert sizes_of(Path("m"), opened, None, 3, 128) == Sizes(3, 128)
-    with pytest.raises(UsageError, match="leaves its batch open"):
+    with pytest.raises(UsageError, match="The batch of m is dynamic"):
         sizes_of(Path("m"), opened, None, None, 128)
     fixed = [TensorSpec("tokens", "int64", (1, 64))]
     assert sizes_of(Path("m"), fixed, None, None, None).tokens is None

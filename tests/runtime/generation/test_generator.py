@@ -94,7 +94,7 @@ def test_positions_end(tmp_path):
     assert generator.position == 10, "a refused token is not consumed"
     with pytest.raises(UsageError, match="8 tokens after a prompt of 4") as caught:
         generator.generate([1, 2, 3, 4], 8)
-    assert "Generate 7 at the most" in caught.value.fix
+    assert "Generate at most 7" in caught.value.fix
     with pytest.raises(UsageError, match="after a prompt of 11"):
         generator.generate(list(range(11)), 1)
     generator.reset()

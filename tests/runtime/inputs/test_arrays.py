@@ -102,9 +102,9 @@ def hostile_files(folder):
         (folder / name).write_bytes(content)
         yield folder / name, reason
     members = {
-        "huge": (npy(one, shape=(1 << 40,)), "claims"),
-        "overflow": (npy(one, shape=(1 << 62, 1 << 62)), "claims"),
-        "short": (npy(one, shape=(3,)), "claims"), "negative": (npy(one, shape=(-2, -2)), "negative"),
+        "huge": (npy(one, shape=(1 << 40,)), "states"),
+        "overflow": (npy(one, shape=(1 << 62, 1 << 62)), "states"),
+        "short": (npy(one, shape=(3,)), "states"), "negative": (npy(one, shape=(-2, -2)), "negative"),
         "floats": (npy(one, shape=(4.0,)), "shape"), "text type": (npy(one, descr="<U4"), "not numbers"),
         "no type": (npy(one, descr="zz"), "descr"), "no numpy": (b"hello", "magic"),
         "code": (b"\x93NUMPY\x01\x00\x0e\x00__import__(1)\n", "header"), "nothing": (b"", "magic"),
@@ -155,7 +155,7 @@ def test_sizes_that_the_directory_only_claims_are_not_allocated(tmp_path, compre
     tracemalloc.start()
     for variant in variants:
         path.write_bytes(variant)
-        with pytest.raises(UsageError, match="claims"):
+        with pytest.raises(UsageError, match="states"):
             load_arrays(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

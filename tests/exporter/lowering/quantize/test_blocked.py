@@ -194,7 +194,7 @@ def test_what_does_not_go_together_is_refused(
     done = localattn("convert", exported, "-o", target, "--standard-ops")
     assert done.code == 2 and "--opset 21" in done.err and not target.exists()
     narrow = save_upstream(tmp_path, "local_attention.LocalTransformer", TINY | {"dim": 8, "num_tokens": 9})
-    with pytest.raises(ExportFailed, match="nothing to quantize"):
+    with pytest.raises(ExportFailed, match="no layer to quantize"):
         export(ExportRequest(narrow, target, weight_dtype="int4"))
 
 

@@ -103,9 +103,9 @@ def test_a_matrix_with_nan_is_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "dtype", "opset", "message"),
     [
-        ("fp8", "bf16", 20, "do not go with bf16"),
+        ("fp8", "bf16", 20, "do not support bf16"),
         ("fp8", "fp32", 18, "need opset 19"),
-        ("int8", "fp16", 20, "do not go with fp16"),
+        ("int8", "fp16", 20, "do not support fp16"),
     ],
 )
 def test_what_does_not_go_together_is_refused(kind: str, dtype: str, opset: int, message: str) -> None:
