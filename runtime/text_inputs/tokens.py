@@ -38,6 +38,10 @@ _PADDING, _INSIDE = "pad_token", ("mask_token", "sep_token")
 _MOST_BEYOND = 0.1
 # A larger share of one token means that the tokenizer does not know most of the text.
 _MOST_ALIKE = 0.5
+# A tokenizer of another language cuts the text into characters and bytes: fewer of its tokens are longer than one. Its
+# own words are then drawn by rank, this many.
+_FEWEST_WORDS, _OWN = 0.25, 160
+_NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,10 @@ class TextTokens(Tokens):
         self.left, self.notes = special.left, list(special.notes)
         self.opening = (tokenizer.name(self._before[0]) or str(self._before[0])) if self._before else ""
         self.pad = self._padding()
-        self.openings = self._openings(chat)
+        own = self._own_words()
+        if own:
+            self.notes.append("the tokenizer knows few words of the text, so a row begins with words of its own")
+        self.openings = [*own, *self._openings(chat)]
         beyond, count = self.beyond
         if beyond:
             self.notes.append(
@@ -193,6 +200,25 @@ class TextTokens(Tokens):
         named = [self._tokenizer.token(text) for text in self._special.texts.get("pad_token", ())]
         stated = [*named, *self._special.ids.get("pad_token", ()), *self._special.ids.get("eos_token", ())]
         return next((token for token in stated if token is not None and token < self.limit), 0)
+
+    def _own_words(self) -> list[Opening]:
+        """Return an opening of the tokenizer's own words, if the text has few words that it knows."""
+        used, counts = np.unique(np.concatenate(self._pieces), return_counts=True)
+        if not used.size or counts[self._are_words(used)].sum() >= _FEWEST_WORDS * counts.sum():
+            return []
+        others = np.setdiff1d(np.arange(min(self.limit, self._tokenizer.size)), used)
+        words = others[self._are_words(others)]
+        if not words.size:
+            return []
+        weights = 1.0 / (np.arange(words.size) + _RANK_OFFSET)
+        drawn = np.random.default_rng(0).choice(words, _OWN, p=weights / weights.sum())
+        return [Opening("words of its tokenizer first", (*self._before, *map(int, drawn)))]
+
+    def _are_words(self, ids: Ids) -> NDArray[np.bool_]:
+        """Return which tokens are longer than one character; special ones and parts of a character are not."""
+        texts = self._tokenizer.decode_all(*ids[:, None].tolist()) if ids.size else []
+        inside = (text.replace(_NO_CHARACTER, "").strip().removeprefix("##") for text in texts)
+        return np.array([len(text) > 1 for text in inside], np.bool_)
 
     def _openings(self, chat: str) -> list[Opening]:
         """List other ways to begin: a chat, the tokens of its template, and every other special token."""

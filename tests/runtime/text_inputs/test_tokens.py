@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from localattn.core.tensors import TensorSpec
+from localattn.core.text.read import passages
 from localattn.runtime.text_inputs.rows import arrays_of_rows, count_tokens, fill, rows_of_use
+from localattn.runtime.text_inputs.tally import Tally
 from localattn.runtime.text_inputs.tokens import ByteTokens, DrawnTokens, TextTokens, Tokens, open_tokens
 
 from ...support import tokenizer_folder
@@ -201,3 +203,39 @@ def test_drawn_inputs_are_filled_where_their_mask_keeps_tokens(folder: Path) -> 
     filled = fill({"input_ids": np.full((2, 5), 99), "attention_mask": mask}, SPECS, tokens, 0)["input_ids"]
     assert filled[0, 2] == BOS and filled[1, 0] == BOS
     assert (filled[mask == 0] == tokens.pad).all() and 99 not in filled
+
+
+# Sentences of scripts of which the text has one line or none.
+RARE = {
+    "Georgian": "თბილისი საქართველოს დედაქალაქია. ბავშვები სკოლაში დადიან და ქართულ ენას სწავლობენ.",
+    "Amharic": "አዲስ አበባ የኢትዮጵያ ዋና ከተማ ናት። ልጆች በየቀኑ ወደ ትምህርት ቤት ይሄዳሉ። ውሃ ለሕይወት አስፈላጊ ነው።",
+    "Khmer": "ភ្នំពេញ គឺជារាជធានីនៃប្រទេសកម្ពុជា។ កុមារទៅសាលារៀនរាល់ថ្ងៃ។",
+}
+
+
+@pytest.mark.parametrize("script", [*RARE, "many"])
+def test_a_tokenizer_of_a_rare_script_has_a_row_of_its_own_words(script: str, tmp_path: Path) -> None:
+    """The shipped text becomes bytes there, and tokens of use would never be compared."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=2000, initial_alphabet=made.pre_tokenizer.alphabet(), special_tokens=["<s>"], show_progress=False
+    )
+    texts = [RARE[script]] if script in RARE else [passage.text for passage in passages("calibration")]
+    made.train_from_iterator(texts, trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "add_bos_token": True}))
+    tokens = opened(tmp_path, limit=2000)
+    rows = rows_of_use(tokens, 512, 64, 4096, pads=True)
+    own = [row for row in rows if row.name == "words of its tokenizer first"]
+    assert rows[0].length == 65  # longer than two windows of 32, whatever the script is
+    if script == "many":
+        assert not own and not tokens.notes
+        return
+    (row,) = own
+    assert row.ids[0] == rows[0].ids[0] == made.token_to_id("<s>")
+    letters = [unicodedata.name(x, "") for x in made.decode(row.ids[1:161].tolist()) if x.isalpha()]
+    assert letters and {name.split(" ")[0] for name in letters} == {script.upper().replace("AMHARIC", "ETHIOPIC")}
+    assert "the tokenizer knows few words of the text" in Tally(tokens).describe()
