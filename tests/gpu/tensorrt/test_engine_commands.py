@@ -120,7 +120,7 @@ def test_inspect_says_what_would_not_fit(localattn: Callable[..., Finished], eng
     assert finished.code == 0
     assert "needs the plugin library plugin.so" in finished.out and "0" * 64 in finished.out
     assert "--plugin-library PATH" in finished.out
-    assert "NOT written for this file" in finished.out
+    assert "NOT written for this engine" in finished.out
 
 
 def test_parity_judges_several_files(localattn: Callable[..., Finished], tmp_path: Path) -> None:

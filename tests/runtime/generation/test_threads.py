@@ -68,7 +68,7 @@ def test_steps_of_several_threads_are_right_or_refused(tmp_path: Path, runtime: 
         assert isinstance(results, list), results
         for result in results:
             if isinstance(result, UsageError):
-                assert "another thread" in result.what and "take_over" in result.fix
+                assert "Another thread" in result.what and "take_over" in result.fix
                 refused += 1
             else:
                 np.testing.assert_allclose(result[:, -1], wanted, rtol=1e-4, atol=1e-4)
@@ -91,7 +91,7 @@ def test_a_text_belongs_to_its_thread_until_another_takes_it_over(tmp_path: Path
     np.testing.assert_allclose(
         taken[:, -1], step_model.expected_logits(tokens[:, :4], 256)[:, -1], rtol=1e-4, atol=1e-4
     )
-    with pytest.raises(UsageError, match="another thread"):
+    with pytest.raises(UsageError, match="Another thread"):
         session.advance({"tokens": tokens[:, 4:5]})  # that thread is over, but it took the place of this one
     session.take_over()
     got = session.advance({"tokens": tokens[:, 4:5]})
@@ -126,7 +126,7 @@ def test_generators_of_several_threads_write_their_own_text_or_say_so(tmp_path: 
         assert isinstance(results, list), results
         for result in results:
             if isinstance(result, UsageError):
-                assert "cannot go on" in result.what
+                assert "cannot continue" in result.what
             else:
                 assert result == wanted[number]
 
@@ -145,12 +145,12 @@ def test_two_streams_of_one_generator_do_not_mix(tmp_path: Path) -> None:
     first = generator.generate([1, 2, 3], 10, temperature=0)
     next(first)
     second = generator.generate([4, 5], 10, temperature=0)
-    with pytest.raises(UsageError, match="cannot go on"):
+    with pytest.raises(UsageError, match="cannot continue"):
         next(first)
     wanted = np.concatenate(list(Generator.open(tmp_path / "model_step.onnx").generate([4, 5], 10, temperature=0)))
     assert np.concatenate(list(second)).tolist() == wanted.tolist()
     third = generator.generate([4, 5], 10, temperature=0)
     next(third)
     generator.step(7)
-    with pytest.raises(UsageError, match="cannot go on"):
+    with pytest.raises(UsageError, match="cannot continue"):
         next(third)

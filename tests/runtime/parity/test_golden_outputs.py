@@ -145,4 +145,4 @@ def test_a_window_shows_in_longer_sequences_also_of_a_classifier(inputs: dict[st
     seen, hidden = WindowGeometry(length // 2, causal=True), WindowGeometry(length, causal=True)
     everything = WindowGeometry.all_keys(causal=False)
     assert golden.too_short([]) == "" and golden.too_short([seen, everything]) == ""
-    assert golden.too_short([seen, hidden]).startswith(f"sequences of {length} do not show")
+    assert golden.too_short([seen, hidden]).startswith(f"sequences of {length} tokens are too short to show")
