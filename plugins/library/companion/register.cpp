@@ -115,8 +115,7 @@ void registerWith(std::string const& tensorrt, std::string const& plugin) {
   auto const version = reinterpret_cast<int32_t (*)()>(functionOf(tensorrt, "getInferLibVersion"))();
   int32_t const index = indexIn(version);
   if (index == kUNKNOWN) {
-    complain(tensorrt + " is release " + std::to_string(version) +
-             ", which is unknown: no plugin is registered");
+    complain(tensorrt + " is release " + std::to_string(version) + ", which is unknown: no plugin is registered");
     return;
   }
   void* const registry = reinterpret_cast<void* (*)()>(functionOf(tensorrt, "getPluginRegistry"))();

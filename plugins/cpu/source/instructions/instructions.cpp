@@ -14,7 +14,8 @@ namespace localattn {
 namespace {
 
 #if defined(__x86_64__)
-// The features that this processor has and the system saves for threads. Read from the processor, because the compiler's
+// The features that this processor has and the system saves for threads. Read from the processor, because the
+// compiler's
 // `__builtin_cpu_supports` answers no to everything where its runtime library has a stand-in for it, as Zig's has.
 struct Features {
   bool avx2 = false;

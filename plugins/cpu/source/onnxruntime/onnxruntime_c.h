@@ -76,8 +76,8 @@ constexpr Slot<274, OrtStatus*, const OrtKernelContext*, void (*)(void*, size_t)
     KernelContext_ParallelFor;
 }  // namespace ort
 
-// An operator for onnxruntime: a record of functions, of which onnxruntime reads as many as `version` had. The last four
-// came with 18 and are never read here; they exist so that no reader runs past the end.
+// An operator for onnxruntime: a record of functions, of which onnxruntime reads as many as `version` had. The last
+// four came with 18 and are never read here; they exist so that no reader runs past the end.
 struct OrtCustomOp {
   uint32_t version;
   void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
