@@ -126,9 +126,9 @@ def test_what_the_family_does_not_have_is_refused(folder: Path, tmp_path: Path) 
     request = ExportRequest(folder, tmp_path / "x.onnx", shapes=ShapeRequest())
     with pytest.raises(UsageError, match="Tagger cannot run step by step"):
         export_steps(request)
-    with pytest.raises(UsageError, match=r"needs no config"):
+    with pytest.raises(UsageError, match=r"needs no separate configuration"):
         export(ExportRequest(folder, tmp_path / "x.onnx", config=folder / "config.json"))
-    with pytest.raises(UsageError, match=r"needs no config"):
+    with pytest.raises(UsageError, match=r"needs no separate configuration"):
         describe_checkpoint(folder, folder / "config.json")
     bare = tmp_path / "bare"
     bare.mkdir()

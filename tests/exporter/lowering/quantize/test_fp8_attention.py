@@ -80,7 +80,7 @@ def test_scales_leave_room(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "dtype", "opset", "message"),
     [
-        ("fp8", "bf16", 20, "does not go with bf16"),
+        ("fp8", "bf16", 20, "does not support bf16"),
         ("fp8", "fp32", 18, "needs opset 19"),
         ("int8", "fp32", 20, "Unknown element type 'int8' of attention"),
     ],
