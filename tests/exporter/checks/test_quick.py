@@ -74,7 +74,7 @@ def test_step_files_compare_fewer_positions(tiny: Path, localattn: Command) -> N
         ended = localattn("export", tiny, "--mode", "step", "-o", model, "--checks", checks)
         assert ended.code == 0, ended.err
         parity = written(model)["parity"]
-        assert parity.status == "passed" and "beyond the ring" in parity.detail
+        assert parity.status == "passed" and "past the ring" in parity.detail
         found[checks] = int(re.search(r"(\d+) positions", parity.detail)[1])  # type: ignore[index]
     assert found["quick"] < found["all"]
 

@@ -53,5 +53,5 @@ def test_an_altered_engine_with_markup_in_its_facts(
     sidecar_path(copy).write_text(json.dumps(facts))
     _, text, page = renderings(localattn, "inspect", copy)
     assert_harmless(page, text)
-    assert "**Do not use**" in text and "NOT written for this file" in text
+    assert "**Do not use**" in text and "NOT written for this engine" in text
     assert_fits_a_phone(show(tmp_path, page, dark=False), dark=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,7 +16,6 @@ from localattn.exporter.export import ExportRequest
 from localattn.runtime.backends.onnxruntime.prefill_file import overwritten
 from localattn.runtime.generation.generator import Generator
 
-from ....support.models import step_model
 from ....support.models.hugging_face import STEPS, build
 from ....support.native.cpu_build import library
 from ....support.steps import export_steps
@@ -111,16 +108,3 @@ def test_a_prefill_file_that_does_not_open_is_named_by_the_prompt(
     for use in (generator.session.prepare, lambda: generator.prefill(np.full((2, 100), 7))):
         with pytest.raises(UsageError, match="is broken"):
             use()
-
-
-def test_a_prefill_file_that_is_run_as_it_is_is_not_parsed(tmp_path: Path) -> None:
-    """Without compiled kernels, and with its output, nothing in its graph matters: onnx is not even imported."""
-    path = step_model.write(tmp_path)
-    code = (
-        "import sys, numpy as np\nfrom localattn.runtime import open_step\n"
-        f"session = open_step({str(path)!r}, 'cpu', plugin='none')\n"
-        "session.consume({'tokens': np.zeros((1, 9), np.int64)})\n"
-        "print(session.position, 'onnx' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["9", "False"]
