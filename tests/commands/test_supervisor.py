@@ -47,7 +47,8 @@ def start(folder: Path, death: str = "", *words: str, **options: Any) -> subproc
     limits = options.pop("limits", lambda: None)
 
     def prepare() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores it
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # a test run in the background ignores them
+            signal.signal(number, signal.SIG_DFL)
         limits()
 
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
