@@ -215,7 +215,7 @@ def test_a_judge_that_nothing_proves_is_called_so(folder: Path, localattn: Comma
     doubtful = [{**x, "status": "not proven"} if x["name"] == "parity" else x for x in original["checks"]]
     for changed, why in (
         ({"checks": named}, "no record of a comparison"),
-        ({"checks": doubtful}, "is called not proven"),
+        ({"checks": doubtful}, "is recorded as not proven"),
         ({"model_sha256": "0" * 64}, "is not the file that model.onnx.json was written for"),
         ({"model_sha256": ""}, "does not record for which file"),
         (None, "it has no sidecar"),
