@@ -161,7 +161,7 @@ def test_auto_without_a_kernel_says_why(localattn: Callable[..., Finished], tmp_
     assert "is built from its ONNX function: its head size is 8" in finished.err
     finished = localattn("build", model, *options, "--plugin", "library")
     assert finished.code == 2
-    assert "heads are 8 wide" in finished.err
+    assert "head size is 8" in finished.err
 
 
 @needs_plugin_tools
