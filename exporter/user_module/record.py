@@ -149,7 +149,7 @@ def _sample(module: nn.Module, given: Inputs, names: Mapping[str, str]) -> Array
         arrays[written] = _array(tensor)
     for name, array in arrays.items():
         if array.dtype.kind == "f" and bool(np.isnan(array).any()):
-            raise UsageError(f"{name!r} holds NaN.", why="Nothing is equal to NaN, so it would prove nothing.")
+            raise UsageError(f"{name!r} contains NaN.", why="Nothing is equal to NaN, so it would prove nothing.")
     return arrays
 
 
