@@ -84,10 +84,7 @@ def _default_output(checkpoint: Path, suffix: str) -> Path:
     from ...exporter.models.registry import find_folder
 
     if not checkpoint.is_dir():
-        stem = (
-            checkpoint.name.removesuffix(".index.json") if checkpoint.name.endswith(".index.json") else checkpoint.name
-        )
-        return checkpoint.with_name(Path(stem).stem + suffix)
+        return checkpoint.with_name(Path(checkpoint.name.removesuffix(".index.json")).stem + suffix)
     form = find_folder(checkpoint)
     if form is not None and form.companions:
         return checkpoint / f"model{suffix}"

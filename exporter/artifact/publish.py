@@ -74,15 +74,12 @@ def companion_path(step: Path) -> Path:
 
 
 def demand(
-    records: Iterable[CheckRecord],
-    options: FileOptions | None = None,
-    precision: str = "fp32",
-    mapped: Path | None = None,
+    records: Iterable[CheckRecord], options: FileOptions, precision: str, mapped: Path | None
 ) -> list[CheckRecord]:
     """Run checks one after the other, and return their records, that of golden outputs first.
 
     The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one. `options` and
-    `precision`, an entry of `core.tolerance`, are those of an export's file, for the advice.
+    `precision`, an entry of `core.tolerance`, are those of the file, for the advice.
 
     Raises:
         CheckFailed: a check failed; the later ones are not run.
@@ -101,12 +98,12 @@ def demand(
     return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)
 
 
-def _advice(record: CheckRecord, options: FileOptions | None, precision: str) -> str:
+def _advice(record: CheckRecord, options: FileOptions, precision: str) -> str:
     """Say what to do about a failed check."""
     accepted_by = way_to_accept(record.name)
     if accepted_by:
         return f"To accept this, add {argument(accepted_by, True)}."
-    if record.name != PARITY or options is None:
+    if record.name != PARITY:
         return _REPORT
     kind = WEIGHT_KINDS.get(precision)
     other = "" if kind is None else f"{kind.instead} "

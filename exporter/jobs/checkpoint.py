@@ -48,7 +48,43 @@ from ..source.tokens import tokens_of
 LONG_INPUT = 2048
 
 
-class CheckpointJob(Job[ExportReport]):
+class RequestJob(Job[ExportReport]):
+    """What exports of a checkpoint have in common, whole or in steps.
+
+    Args:
+        request: what to export.
+
+    Attributes:
+        opened: the checkpoint.
+        golden: the golden outputs to compare with, if there are any.
+        rounding: how its weights are rounded, if they are.
+        companions: the files of its folder that are copied beside the file.
+    """
+
+    opened: OpenedCheckpoint
+    golden: Golden | None
+    rounding: Rounding | None
+    companions: list[Path]
+
+    def __init__(self, request: ExportRequest) -> None:
+        self.request = self.options = request
+
+    @property
+    def precision(self) -> str:
+        return self.request.precision
+
+    def inputs(self) -> list[Path]:
+        return self.request.inputs
+
+    def published(self, folder: Path) -> None:
+        self.copied = copy_companions(self.companions, self.request.output, folder)
+
+    def notes(self) -> list[str]:
+        """Return what was assumed of the checkpoint and of its rounding, one line each."""
+        return [*self.opened.notes, *([] if self.rounding is None else self.rounding.notes)]
+
+
+class CheckpointJob(RequestJob):
     """The export of a checkpoint, or of a live model that is read as its folder would be.
 
     Args:
@@ -56,31 +92,21 @@ class CheckpointJob(Job[ExportReport]):
         opened: the checkpoint, where it is no file but a live model.
     """
 
-    opened: OpenedCheckpoint
     source: SourceModel
-    golden: Golden | None
-    rounding: Rounding | None
 
     def __init__(self, request: ExportRequest, opened: OpenedCheckpoint | None = None) -> None:
-        self.request = self.options = request
+        super().__init__(request)
         self.mapped = request.checkpoint
         self._live = opened
 
-    @property
-    def precision(self) -> str:
-        return self.request.precision
-
     def outputs(self) -> list[Output]:
         return [Output(self.request.output, ONNX)]
-
-    def inputs(self) -> list[Path]:
-        return self.request.inputs
 
     def open(self, progress: Progress) -> None:
         progress("Reading the checkpoint")
         self.opened, self.source = open_request(self.request, self._live)
         request, source = self.request, self.source
-        self._companions = folder_companions(request, source)
+        self.companions = folder_companions(request, source)
         axes = dynamic_axes(request, source)
         self.request = replace(request, dynamic=axes)
         whole = ReferenceRunner(source, request.dtype, axes)
@@ -108,14 +134,11 @@ class CheckpointJob(Job[ExportReport]):
     def facts(self, part: Part) -> dict[str, Any]:
         return model_facts(self.request, self.opened, self.source, part.checks)
 
-    def published(self, folder: Path) -> None:
-        self._copied = copy_companions(self._companions, self.request.output, folder)
-
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ExportReport:
         ((part, sidecar),) = parts
         assert sidecar is not None
-        notes = [*self.opened.notes, *([] if self.rounding is None else self.rounding.notes)]
-        return ExportReport(part.path, sidecar, notes, copied=self._copied, doubts=tuple(self.opened.warnings))
+        doubts = tuple(self.opened.warnings)
+        return ExportReport(part.path, sidecar, self.notes(), copied=self.copied, doubts=doubts)
 
 
 def open_request(

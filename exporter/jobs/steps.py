@@ -19,7 +19,6 @@ from ...core.storage.outputs import Output
 from ...core.tensors import SEQUENCE
 from ...runtime.parity.golden import Golden
 from ...runtime.session import Session
-from ..artifact.companions import copy_companions
 from ..artifact.publish import companion_path
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from ..checks.checked_file import ExportedFile
@@ -28,20 +27,19 @@ from ..checks.judged import Judged
 from ..checks.steps import check_step_parity, step_runner
 from ..checks.wide_integers import check_wide_integers
 from ..export_report import ExportReport
-from ..lowering.quantize.blocked import Rounding
 from ..lowering.quantize.on_text import rounding_on_text
 from ..lowering.quantize.weights import quantize_weights
 from ..lowering.trace import check_opset, step_nodes, trace_step
 from ..options import ExportRequest
-from ..pipeline import Job, Part, Progress
+from ..pipeline import Part, Progress
 from ..source.step_source import StepSource, largest_chunk
 from ..source.tokens import tokens_of
-from .checkpoint import check_precision, folder_companions, model_facts
+from .checkpoint import RequestJob, check_precision, folder_companions, model_facts
 
 DEFAULT_CHUNK = 64
 
 
-class StepsJob(Job[ExportReport]):
+class StepsJob(RequestJob):
     """The export of a step file with the prefill file beside it, or of a prefill file alone.
 
     Args:
@@ -50,18 +48,11 @@ class StepsJob(Job[ExportReport]):
             decays fast.
     """
 
-    opened: OpenedCheckpoint
     files: dict[Path, StepSource]
-    golden: Golden | None
-    rounding: Rounding | None
 
     def __init__(self, request: ExportRequest) -> None:
-        self.request = self.options = request
+        super().__init__(request)
         self.sessions: dict[int, StepFile] = {}
-
-    @property
-    def precision(self) -> str:
-        return self.request.precision
 
     def outputs(self) -> list[Output]:
         request = self.request
@@ -69,15 +60,12 @@ class StepsJob(Job[ExportReport]):
         paths = [companion_path(request.output), request.output] if pair else [request.output]
         return [Output(path, ONNX) for path in paths]
 
-    def inputs(self) -> list[Path]:
-        return self.request.inputs
-
     def open(self, progress: Progress) -> None:
         progress("Reading the checkpoint")
         request = self.request
         self.opened, self.files = open_steps(request)
         main = self.files[request.output]
-        self._companions = folder_companions(request, main.source)
+        self.companions = folder_companions(request, main.source)
         # Golden outputs are of whole sequences, which the files are fed call by call.
         limits = (main.chunk, main.max_positions)
         inputs = main.data(request.dtype, SEQUENCE)
@@ -107,15 +95,11 @@ class StepsJob(Job[ExportReport]):
         own = {"inputs": source.inputs(request.dtype), "seq_len": source.chunk, "step": step}
         return model_facts(request, self.opened, source.source, part.checks) | own
 
-    def published(self, folder: Path) -> None:
-        self._copied = copy_companions(self._companions, self.request.output, folder)
-
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ExportReport:
-        notes = [*self.opened.notes, *([] if self.rounding is None else self.rounding.notes)]
         main, *others = [(part.path, sidecar) for part, sidecar in parts if sidecar is not None]
         beside = next((ExportReport(path, sidecar, []) for path, sidecar in others), None)
         doubts = tuple(self.opened.warnings)
-        return ExportReport(*main, notes, companion=beside, copied=self._copied, doubts=doubts)
+        return ExportReport(*main, self.notes(), companion=beside, copied=self.copied, doubts=doubts)
 
 
 def open_steps(request: ExportRequest) -> tuple[OpenedCheckpoint, dict[Path, StepSource]]:
