@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from .support import one_core
+from .support import one_core  # noqa: F401 (it pins this process)
 
 # isort: split
 import pytest
@@ -29,7 +29,6 @@ from .support import run_folder
 from .support.native import compiled_once
 from .thinning import thin
 
-assert one_core
 # How long an example takes is the machine's affair.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

@@ -148,19 +148,26 @@ FAULTS: dict[str, Callable[[dict[str, Tensor]], None]] = {
     "rotation": _changed("model.rotary_emb.inv_freq", lambda x: x * 1.01),
     "in half precision": _changed(HEAD, lambda x: x.half().float()),
 }
+
+
+def load_with(fault: Callable[[dict[str, Tensor]], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the exporter load weights that a fault has changed."""
+    whole = weights.whole_state
+
+    def spoilt(model: Any) -> dict[str, Tensor]:
+        state = dict(whole(model))
+        fault(state)
+        return state
+
+    monkeypatch.setattr(weights, "whole_state", spoilt)
+
+
 QUICK = ("transposed", "tied", "rotation", "scaled by 1.01")
 
 
 @pytest.mark.parametrize("fault", [pytest.param(x, marks=[] if x in QUICK else pytest.mark.slow) for x in FAULTS])
 def test_parity_sees_wrong_weights(fault: str, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = weights.whole_state
-
-    def spoilt(model: Any) -> dict[str, Tensor]:
-        state = dict(whole(model))
-        FAULTS[fault](state)
-        return state
-
-    monkeypatch.setattr(weights, "whole_state", spoilt)
+    load_with(FAULTS[fault], monkeypatch)
     with pytest.raises(CheckFailed, match="parity"):
         export(ExportRequest(qwen3, tmp_path / "model.onnx", checks="quick"))
     assert not (tmp_path / "model.onnx").exists()
@@ -200,14 +207,7 @@ def mistral() -> Path:
 def test_parity_sees_a_wrong_weight_of_a_model_without_norms_of_heads(
     fault: str, mistral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = weights.whole_state
-
-    def spoilt(model: Any) -> dict[str, Tensor]:
-        state = dict(whole(model))
-        OTHERS[fault](state)
-        return state
-
-    monkeypatch.setattr(weights, "whole_state", spoilt)
+    load_with(OTHERS[fault], monkeypatch)
     with pytest.raises(CheckFailed, match="parity"):
         export(ExportRequest(mistral, tmp_path / "model.onnx", checks="quick"))
 
