@@ -147,7 +147,7 @@ def sizes_of(value: onnx.ValueInfoProto) -> Sizes:
     return tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else UNKNOWN) for d in dimensions)
 
 
-def unjudged(model: onnx.ModelProto, shapes: Mapping[str, Sizes] | None = None) -> str:
+def unjudged(model: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> str:
     """Say which tensors of a graph nobody can judge before the file runs; "" where there are none.
 
     Their number of dimensions is not known, or a dimension is neither a number nor an expression of the inputs' axes:
@@ -155,12 +155,11 @@ def unjudged(model: onnx.ModelProto, shapes: Mapping[str, Sizes] | None = None) 
 
     Args:
         model: the graph.
-        shapes: what `all_shapes` returns of it, where it is known.
+        shapes: what `all_shapes` returns of it.
     """
-    known = all_shapes(model) if shapes is None else shapes
     axes = {size for value in model.graph.input for size in sizes_of(value) if isinstance(size, str)} - {UNKNOWN}
-    found = [name for name in _made(model) if name not in known]
-    found += [name for name, shape in known.items() if any(_is_unknown(size, axes) for size in shape)]
+    found = [name for name in _made(model) if name not in shapes]
+    found += [name for name, shape in shapes.items() if any(_is_unknown(size, axes) for size in shape)]
     if not found:
         return ""
     return f"the size of {len(found)} tensor(s) is not known before the file runs: {', '.join(found[:3])}"

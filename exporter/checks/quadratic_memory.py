@@ -55,7 +55,8 @@ def check_quadratic_memory(
     if length <= window:
         detail = f"a sequence of {length} fits in one window of {window}, so the scores are n × n anyway"
         return not_proven(detail)
-    shapes, alone = graph_shapes(model), probes(model)
+    found, alone = all_shapes(model), probes(model)
+    shapes = _in_numbers(found)
     lengths = {length} | {probe.length for probe in alone}  # a node's input may be padded
     square = {name: shape for name, shape in shapes.items() if is_square(shape, lengths)}
     suspects: list[str] = []
@@ -71,7 +72,7 @@ def check_quadratic_memory(
     if suspects:
         detail = f"{len(suspects)} tensor(s) are n × n (n = {length}): {', '.join(suspects[:5])}"
         return failed(detail)
-    unknown = unjudged(model)
+    unknown = unjudged(model, found)
     if unknown:
         return not_proven(unknown)
     detail = f"no n × n tensor (n = {length}); at most {-(-largest // length):,} elements a position"
@@ -80,8 +81,11 @@ def check_quadratic_memory(
 
 def graph_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
     """Return the shapes of all tensors of a model and its subgraphs, by name; dimensions that are no numbers as 0."""
-    shapes = all_shapes(model).items()
-    return {name: tuple(size if isinstance(size, int) else 0 for size in shape) for name, shape in shapes}
+    return _in_numbers(all_shapes(model))
+
+
+def _in_numbers(shapes: Mapping[str, tuple[int | str, ...]]) -> dict[str, Shape]:
+    return {name: tuple(size if isinstance(size, int) else 0 for size in shape) for name, shape in shapes.items()}
 
 
 def is_square(shape: Iterable[int], lengths: set[int]) -> bool:

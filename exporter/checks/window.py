@@ -73,7 +73,7 @@ def check_window(
         source: the model it was exported from.
         dtype: "fp32" or "fp16".
         first_run: "inputs" and "outputs" of an earlier run of the session, used if the inputs are the same as here.
-        nodes_only: check the attention nodes only: in dynamic int8 the scales depend on every token tokens.
+        nodes_only: check the attention nodes only: in dynamic int8 the scales depend on every token.
     """
     findings = Findings()
     different = probes(model)
