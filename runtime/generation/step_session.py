@@ -78,7 +78,7 @@ def open_step(
     how = backend.how_to_make_steps
     check_plain(path)
     if not is_file(path):
-        raise UsageError(f"Cannot generate with {path}.", why="The file does not exist.", fix=how)
+        raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=how)
     file = find_model(path)
     check_file(file)
     sidecar = read_model_facts(path)

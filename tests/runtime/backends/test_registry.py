@@ -75,5 +75,5 @@ def test_a_provider_or_precision_that_a_runtime_lacks_is_refused_before_the_file
 @pytest.mark.parametrize("name", ["no\0file", "n" * 5000, "no-file"])
 def test_a_name_that_no_file_has_is_one_error(name: str, suffix: str) -> None:
     for opened in (load, open_step):
-        with pytest.raises(UsageError, match="does not exist"):
+        with pytest.raises(UsageError, match="There is no such file"):
             opened(f"{name}{suffix}")

@@ -116,7 +116,7 @@ def test_the_page_writes_the_tokens_of_generate(demo: Demo, page: Page) -> None:
 
         to_the_end = written(page, address, text=TEXT, temperature=0, count=1000)
         assert to_the_end["tokens"] == likeliest
-        assert "has 512 positions" in page.value("document.getElementById('status').textContent")
+        assert "has only 512 positions" in page.value("document.getElementById('status').textContent")
         page.wait_for("import('./page.js').then(({ state }) => state.offline)")
     offline = written(page, address, **settings)
     assert (offline["error"], offline["tokens"]) == ("", wanted)

@@ -186,9 +186,9 @@ def test_run_and_generate_record_graphs(bench: Bench, tmp_path: Path, localattn:
 def test_other_sessions_say_that_they_cannot(bench: Bench, tmp_path: Path) -> None:
     opened(tmp_path)
     session = load(tmp_path / "model.onnx", "cpu")
-    with pytest.raises(UsageError, match="A session of onnxruntime not support CUDA graphs"):
+    with pytest.raises(UsageError, match="A session of onnxruntime records no CUDA graphs"):
         session.use_cuda_graph()
     with pytest.raises(UsageError, match="takes no arrays in GPU memory"):
         session.run_on_gpu(inputs())
-    with pytest.raises(UsageError, match="not support CUDA graphs"):
+    with pytest.raises(UsageError, match="do not support CUDA graphs"):
         Generator.open(bench.write().with_suffix(".onnx"), "cpu").session.use_cuda_graph()
