@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -65,7 +66,8 @@ def check_parity(
         judged.refuse_overflow(inputs.name, inputs.arrays)
         judged.count(inputs, specs)
         if meter is not None:
-            meter.take(reference, inputs.arrays, expected)
+            missed = not all(comparison.passed for comparison in comparisons)
+            meter.take(reference, inputs.arrays, expected, missed=missed)
         sample = reference.sample(inputs.arrays)
         if first_run is not None and not first_run and not judged.session.watched:
             first_run.update(inputs=inputs.arrays, outputs=outputs)
@@ -89,7 +91,7 @@ def _static_sets(
         return random_inputs(specs, seed, token_limit=source.token_limit)
 
     length, batch = source.shapes.seq_len, source.shapes.batch
-    weights = max(1, sum(x.numel() for x in source.state.values()))
+    weights = max(1, source.work)
     rows = judged.rows(length, length, length, specs)
     if not rows:
         yield from (InputSet(f"seed {seed}", drawn(seed)) for seed in seeds)
@@ -118,8 +120,8 @@ def _lengthened(row: Row, place: int, length: int, tokens: Tokens) -> Row:
 
 
 def baseline_meter(source: SourceModel, dtype: str, tolerance: Tolerance) -> BaselineMeter | None:
-    """Return the meter of upstream's own error in half precision; None if the tolerance does not use it."""
-    return BaselineMeter(untouched_module(source, dtype), dtype) if tolerance.takes_baseline else None
+    """Return the meter of upstream's own error in a precision; None if the tolerance does not use it."""
+    return BaselineMeter(partial(untouched_module, source, dtype), dtype) if tolerance.takes_baseline else None
 
 
 def check_input_sets(
@@ -168,7 +170,8 @@ def check_input_sets(
         found += [(inputs.name, comparison) for comparison in comparisons]
         alone |= {inputs.name} if inputs.alone else set()
         if meter is not None:
-            meter.take(reference, inputs.arrays, expected)
+            missed = not all(comparison.passed for comparison in comparisons)
+            meter.take(reference, inputs.arrays, expected, missed=missed)
         del expected  # before the next one is made: logits of a large vocabulary are large
     if not found:
         return not_proven("no inputs were compared")
@@ -225,8 +228,8 @@ def parity_record(
         detail = f"on '{name}' alone; {detail}"
     text = f"{_error(worst)} against {reference.name} (tolerance {tolerance.describe()}), {detail}"
     if baseline is not None:
-        text += f"; {both_errors(worst, baseline)}"
-    elif meter is not None:
+        text = f"{both_errors(worst, baseline)}; {text}"
+    elif meter is not None and meter.why_none:
         text += f"; {table_alone(meter.why_none)}"
     passed = all(output.passed for output in outputs) and not bad
     if passed and why:

@@ -75,7 +75,8 @@ def check_step_parity(
         judged.refuse_overflow(inputs.name)
         judged.count(inputs, at.inputs(dtype))
         if meter is not None:
-            meter.take(reference, inputs.arrays, compared.expected)
+            missed = not all(comparison.passed for comparison in compared.comparisons)
+            meter.take(reference, inputs.arrays, compared.expected, missed=missed)
         found += [(inputs.name, comparison) for comparison in compared.comparisons]
         alone |= {inputs.name} if inputs.alone else set()
         del compared  # before the next ones are made: logits of a large vocabulary are large

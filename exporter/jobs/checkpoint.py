@@ -128,6 +128,10 @@ class CheckpointJob(RequestJob):
             model = quantize_weights(model, request.weight_dtype, self.rounding)
         return [Part(request.output, model, list(trace.attention_nodes(model)))]
 
+    def written(self) -> None:
+        if self.request.dynamic:  # a file of one length is traced again at another one
+            self.source.forget_weights()
+
     def checked(self, part: Part, progress: Progress) -> CheckpointFile:
         return CheckpointFile(part, self, progress)
 

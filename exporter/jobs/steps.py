@@ -84,6 +84,9 @@ class StepsJob(RequestJob):
             parts.append(Part(path, model, list(step_nodes(model))))
         return parts
 
+    def written(self) -> None:
+        self.files[self.request.output].source.forget_weights()
+
     def checked(self, part: Part, progress: Progress) -> StepFile:
         return StepFile(part, self, progress)
 
