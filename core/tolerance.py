@@ -123,7 +123,8 @@ class Tolerance:
 
 # fp32 has a bound on the error over all elements, because outputs smaller than its absolute part (probabilities over a
 # large vocabulary, a layer that is scaled down) would pass whatever they are. Correct files are far below it. Logits of
-# trained models with a root mean square of 7 to 22 are beyond its absolute part in PyTorch too: there the baseline counts.
+# trained models with a root mean square of 7 to 22 are beyond its absolute part in PyTorch too: there the baseline
+# counts.
 # Half precision gets a cosine floor: 1e-2 absolute alone would pass small outputs that are all wrong. Its bound on the
 # error finds those of a wrong scale, which no cosine shows: errors without one are below 0.045 at that cosine. The rest
 # of the rule is the baseline. bf16's absolute part is five times fp16's, as in comparable projects.
@@ -136,6 +137,7 @@ TOLERANCES = {
     "fp16": Tolerance(1e-2, 1e-2, cosine=0.999, relative_rms=0.1, takes_baseline=True),
     "bf16": Tolerance(5e-2, 2e-2, cosine=0.999, relative_rms=0.1, takes_baseline=True),
     "int8": Tolerance(None, None, cosine=0.99, relative_rms=0.14, divergence=0.1, agreement=0.7),
+    "int8-dynamic": Tolerance(None, None, cosine=0.99, relative_rms=0.14, divergence=0.1, agreement=0.7),
     "int8-qdq": Tolerance(None, None, cosine=0.99, relative_rms=0.14, divergence=0.1, agreement=0.7),
     "fp8": Tolerance(None, None, cosine=0.99, relative_rms=0.14, divergence=0.1, agreement=0.7),
     "int4": Tolerance(None, None, cosine=0.985, relative_rms=0.17, divergence=0.15, agreement=0.6),
@@ -152,7 +154,8 @@ def tolerance_for(dtype: str, atol: float | None = None, rtol: float | None = No
     """Return the tolerance for a precision; if the user sets a part, only single elements count.
 
     Args:
-        dtype: "fp32", "fp16", "bf16", or a kind of weights: "int8", "int8-qdq", "fp8", "int4".
+        dtype: "fp32", "fp16", "bf16", or a kind of weights: "int8", "int8-dynamic", "int8-qdq", "fp8",
+            "int4".
         atol: replaces the table's absolute part.
         rtol: replaces the table's relative part.
 

@@ -32,7 +32,9 @@ Mode = Literal["full", "step", "prefill"]
 # Element type of the file.
 Dtype = Literal["fp32", "fp16", "bf16"]
 # Element type of the weights of linear layers, where it differs from the file's.
-WeightDtype = Literal["int8", "int4", "fp8", "int8-qdq"]
+WeightDtype = Literal["int8", "int4", "int8-dynamic", "fp8", "int8-qdq"]
+# Element type of large tables of embeddings, in files whose linear layers are stored in blocks.
+TableDtype = Literal["int8", "int4"]
 AttentionDtype = Literal["fp8"]
 # What a Hugging Face model is for.
 Task = Literal["feature-extraction", "fill-mask", "text-classification", "token-classification", "text-generation"]
@@ -210,10 +212,25 @@ class CheckpointOptions:
     )
     weight_dtype: WeightDtype | None = option(
         None,
-        "int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
+        "int8, int4: linear layers' weights in 8 or 4 bits, in blocks of 32. int8-dynamic: dynamic int8 products, for "
+        "every runtime. "
         f"fp8, int8-qdq: 8-bit products of TensorRT's engines. (Default: as {argument('dtype')}.)",
         "Precision",
         recorded=True,
+    )
+    table_dtype: TableDtype | None = option(
+        None,
+        f"Large tables of embeddings, and heads that share them, with {argument('weight_dtype', 'int8')} or int4. "
+        "(Default: int8.)",
+        "Precision",
+        recorded=True,
+    )
+    calibration: str | Path | None = option(
+        None,
+        "A text on which weights are rounded, or an .npz with inputs of the model, for weights or tables in int4. "
+        "(Default: a text that ships with the package.)",
+        "Precision",
+        typed="file",
     )
     attention_dtype: AttentionDtype | None = option(
         None,
@@ -303,7 +320,9 @@ class ExportRequest(FileOptions, CheckpointOptions):
     @property
     def inputs(self) -> list[Path]:
         """The files that are read, except those that are found beside them."""
-        return [Path(path) for path in (self.checkpoint, self.config, self.golden) if path is not None]
+        return [
+            Path(path) for path in (self.checkpoint, self.config, self.golden, self.calibration) if path is not None
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,6 +168,12 @@ def whole_sequence(source: StepSource, goes_on: bool = False, beyond: int = WIND
     length = min(length, source.max_positions)
     if not goes_on:
         length = max(source.chunk, length // source.chunk * source.chunk)
+    return at_length(source, length)
+
+
+def at_length(source: StepSource, length: int) -> SourceModel:
+    """Return the model of a step file for whole sequences of a length."""
+    own = source.source
     shapes = {name: getattr(own.shapes, name) for name in ("batch", "heads", "dim_head", "attn_bias", "causal")}
     # Padding after the last token does not change a causal model's outputs, and allows every length.
     padded = own.args.model_copy(update={"autopad": True}) if hasattr(own.args, "autopad") else own.args

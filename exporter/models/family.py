@@ -256,9 +256,7 @@ class Family(ABC, Generic[ArgsT]):
         """
         return None
 
-    def untouched(
-        self, spec: ModelSpec[ArgsT], original: Callable[[], nn.Module]
-    ) -> Callable[..., Tensor] | None:
+    def untouched(self, spec: ModelSpec[ArgsT], original: Callable[[], nn.Module]) -> Callable[..., Tensor] | None:
         """Return a function that calls upstream's own module in fp32, and returns its first output.
 
         It takes the file's inputs by name, and `positions`: an int64 tensor of those to compute, None for all. It is

@@ -1,8 +1,8 @@
 """Run upstream's own module with a checkpoint's weights, to measure its own error in a precision.
 
-In half precision it runs under `torch.autocast`, with its weights in fp32. Converted to half precision, local-attention 1.11.2 does not
-run at all, because its rotary embedding returns fp32, and with xpos it rounds the frequencies. Its own decorators
-exclude the rotary embedding from autocast on GPUs; here it is excluded on the CPU too.
+In half precision it runs under `torch.autocast`, with its weights in fp32. Converted to half precision, local-attention
+1.11.2 does not run at all, because its rotary embedding returns fp32, and with xpos it rounds the frequencies. Its own
+decorators exclude the rotary embedding from autocast on GPUs; here it is excluded on the CPU too.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def untouched_module(source: SourceModel, dtype: str) -> UntouchedModule | str:
     reason = CLASSES[source.class_name].why_not_run
     if not TOLERANCES[dtype].takes_baseline:
         return f"a file in {dtype} is not held against it"
-    if source.original is not None and (own := source.family.untouched(source.spec, source.loaded_original)) is not None:
+    if (
+        source.original is not None
+        and (own := source.family.untouched(source.spec, source.loaded_original)) is not None
+    ):
         axis = source.family.sequence_axis
         exact, rounded = (
             UntouchedRunner(own, source.outputs[0], each, by_name=True, sequence_axis=axis) for each in ("fp32", dtype)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Tolerance, tolerance_for
 from ..session import Arrays
 from .comparison import Comparison, compare_arrays, merged
-from .runner import Runner, take_sample
+from .runner import Runner
 
 # A module that differs from the reference at a larger share of positions is not used as a baseline.
 _MOST_DEPARTING = 0.5
@@ -83,9 +83,7 @@ class BaselineMeter:
         elif isinstance(module, Baseline):
             self.known = module if module.dtype == self._dtype else None
             if self.known is None:
-                self.why_none = (
-                    f"the untouched module's own error is known in {module.dtype}, but not in {self._dtype}"
-                )
+                self.why_none = f"the untouched module's own error is known in {module.dtype}, but not in {self._dtype}"
 
     @property
     def measures(self) -> bool:

@@ -52,7 +52,7 @@ FILES: dict[str, Callable[[Path], Path]] = {
     "opset 23": lambda folder: transformer(folder, opset=23),
     "opset 24": lambda folder: transformer(folder, opset=24),
     "fp16, opset 19": lambda folder: transformer(folder, dtype="fp16", opset=19),
-    "int8, opset 19": lambda folder: transformer(folder, weight_dtype="int8", opset=19),
+    "int8, opset 19": lambda folder: transformer(folder, weight_dtype="int8-dynamic", opset=19),
     "int4, opset 19": lambda folder: transformer(folder, weight_dtype="int4", opset=19),
 }
 

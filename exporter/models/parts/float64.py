@@ -127,7 +127,13 @@ class InFloat64(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__" or func in _OF_SHAPE:
             return func(*args, **(kwargs or {}))
-        if func is F.linear and len(args) == 2 and not kwargs and args[1].nbytes >= _SPLIT and _is_narrow(args[1].dtype):
+        if (
+            func is F.linear
+            and len(args) == 2
+            and not kwargs
+            and args[1].nbytes >= _SPLIT
+            and _is_narrow(args[1].dtype)
+        ):
             rows = max(1, len(args[1]) * _SPLIT // args[1].nbytes)
             return torch.cat([F.linear(*map(self._widened, (args[0], part))) for part in args[1].split(rows)], dim=-1)
         if func is F.embedding:  # its table may be the largest weight: only the rows that were taken are converted

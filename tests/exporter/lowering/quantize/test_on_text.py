@@ -28,8 +28,8 @@ DEMO = next(Path(localattn.demo.__file__).parent.glob("*.safetensors"))
 @pytest.fixture(scope="module")
 def rounding() -> Rounding:
     """How the demo's trained model is rounded."""
-    _, source = open_request(ExportRequest(DEMO, Path("unwritten.onnx"), shapes=ShapeRequest(seq_len=512)))
-    found = rounding_on_text("int4", source, DEMO)
+    request = ExportRequest(DEMO, Path("unwritten.onnx"), shapes=ShapeRequest(seq_len=512), weight_dtype="int4")
+    found = rounding_on_text(request, open_request(request)[1])
     assert found is not None and found.calibration is not None
     return found
 
