@@ -25,6 +25,10 @@ MOST_TOKENS = 4096
 MOST_WORK = 15 * 10**10
 
 
+# A model that multiplies a token by more numbers than this one takes 10 ms and more for it: fewer tokens are fed.
+HEAVY = 2 * 10**7
+
+
 def most_tokens(source: SourceModel) -> int:
     """Return how many tokens the rows of a model may have together, so that its reference does not take minutes."""
     return min(MOST_TOKENS, MOST_WORK // max(1, source.work))

@@ -161,6 +161,7 @@ class StepFile(ExportedFile):
             job.sessions,
         )
         self.judged: Judged | None = None
+        self._pair = len(job.files) > 1
         self._sessions[self._source.chunk] = self
 
     @property
@@ -182,7 +183,10 @@ class StepFile(ExportedFile):
         then = self._then
         self.judged = judged = Judged.open(self.path, self.session, asked.dtype, asked.precision, self._tokens)
         judged.others = [] if then is None else [then]
-        return check_step_parity(judged, self._source, asked.dtype, tolerance, then, quick=asked.quick)
+        later = self._pair and self._source.chunk == 1
+        return check_step_parity(
+            judged, self._source, asked.dtype, tolerance, then, quick=asked.quick, wraps_later=later
+        )
 
     def halves(self) -> CheckRecord | None:
         return None if self.judged is None else self.judged.range_record()
@@ -190,7 +194,7 @@ class StepFile(ExportedFile):
     @property
     def has_quality(self) -> bool:
         rounded = self._asked.weight_dtype is not None and has_quality(self._source.source, self._tokens)
-        return rounded and (self._source.chunk > 1 or self._asked.chunk == 1)
+        return rounded and not (self._pair and self._source.chunk == 1)
 
     def quality(self) -> CheckRecord:
         tokens, source = self._tokens, self._source
