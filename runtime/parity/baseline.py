@@ -74,10 +74,7 @@ class BaselineMeter:
 
     def _open(self) -> None:
         """Take what is known of the module."""
-        given = self._given
-        module = given() if callable(given) and not isinstance(given, UntouchedModule) else given
-        assert not callable(module)
-        self._module = module
+        self._module = module = self._given() if callable(self._given) else self._given
         if isinstance(module, str):
             self.why_none = module
         elif isinstance(module, Baseline):
