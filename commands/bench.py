@@ -188,7 +188,7 @@ def _written(report: BenchReport, chosen: ReportFormat) -> str:
 
 
 def _print(report: BenchReport) -> None:
-    from ..reports.bench.tables import facts, profile_tables, profile_text, tables
+    from ..reports.bench.tables import profile_tables, profile_text, summary_rows, tables
 
     for table in tables(report):
         if table.rows:
@@ -198,7 +198,7 @@ def _print(report: BenchReport) -> None:
         say(profile_text(profile))
         for table in profile_tables(profile):
             _print_table(table)
-    for name, value in facts(report):
+    for name, value in summary_rows(report):
         say(f"{name}: {value}")
 
 

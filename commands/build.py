@@ -113,13 +113,13 @@ def build(
 
         report = build_engine(**options, overwrite=force, progress=step)
     if output_format == "json":
-        facts = report.facts.model_dump(mode="json", by_alias=True)
+        sidecar = report.sidecar.model_dump(mode="json", by_alias=True)
         verdict = {"passed": report.passed, "outcomes": report.outcomes}
-        print_json({"engine": str(report.path), **verdict, "notes": report.notes, **facts})
+        print_json({"engine": str(report.path), **verdict, "notes": report.notes, **sidecar})
         return
     print_notes(report.notes)
     _print_report(report)
-    library = None if report.facts.plugin is None else report.facts.plugin.path
+    library = None if report.sidecar.plugin is None else report.sidecar.plugin.path
     named = () if library is None else ("--plugin-library", library)
     suggest("localattn", "parity", report.path, "--against", model, *named)
 
@@ -143,13 +143,13 @@ def parse_shapes(option: str, text: str | None) -> dict[str, tuple[int, ...]]:
 
 
 def _print_report(report: BuildReport) -> None:
-    facts = report.facts
+    sidecar = report.sidecar
     say(
-        f"{report.path}  {facts.backend} {facts.library_version} for {', '.join(facts.targets)}, {facts.dtype}, "
-        f"{bytes_text(facts.engine_bytes)}, built in {facts.seconds:.1f} s"
+        f"{report.path}  {sidecar.backend} {sidecar.library_version} for {', '.join(sidecar.targets)}, "
+        f"{sidecar.dtype}, {bytes_text(sidecar.engine_bytes)}, built in {sidecar.seconds:.1f} s"
     )
-    print_signature(facts)
-    if facts.plugin is not None:
-        say(f"  plugin  {facts.plugin.kind}{f', {facts.plugin.path}' if facts.plugin.path else ''}")
+    print_signature(sidecar)
+    if sidecar.plugin is not None:
+        say(f"  plugin  {sidecar.plugin.kind}{f', {sidecar.plugin.path}' if sidecar.plugin.path else ''}")
     say("Checks:")
-    print_checks(facts.checks)
+    print_checks(sidecar.checks)

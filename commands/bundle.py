@@ -18,7 +18,7 @@ from .parts.paths import INPUT, OutputPath
 from .parts.terminal.help import Group
 
 if TYPE_CHECKING:
-    from ..runtime.bundle.create import BundleFacts
+    from ..runtime.bundle.create import CreatedBundle
 
 
 # Where npm installs it, relative to the folder that npm runs in.
@@ -127,27 +127,27 @@ def create(
             rtol=rtol,
             overwrite=force,
         )
-        facts = create_bundle(request, step)
+        created = create_bundle(request, step)
     if as_json:
-        print_json({"path": str(facts.path), "manifest_sha256": facts.manifest_sha256, **facts.manifest})
+        print_json({"path": str(created.path), "manifest_sha256": created.manifest_sha256, **created.manifest})
     else:
-        _print_created(facts)
+        _print_created(created)
 
 
-def _print_created(facts: BundleFacts) -> None:
-    print_notes(facts.notes)
-    files = facts.manifest["files"]
-    say(f"{facts.path}  {len(files) + 1} files, {bytes_text(sum(entry['size'] for entry in files))}")
+def _print_created(created: CreatedBundle) -> None:
+    print_notes(created.notes)
+    files = created.manifest["files"]
+    say(f"{created.path}  {len(files) + 1} files, {bytes_text(sum(entry['size'] for entry in files))}")
     roles: dict[str, list[str]] = {}
     for entry in files:
         roles.setdefault(entry["role"], []).append(entry["path"])
     for role, paths in roles.items():
         say(f"  {role:<8} {', '.join(paths)}")
-    say(f"  manifest SHA-256 {facts.manifest_sha256}")
-    if not facts.manifest["samples"]:
+    say(f"  manifest SHA-256 {created.manifest_sha256}")
+    if not created.manifest["samples"]:
         say("The bundle has no samples: a device can check its files, but cannot compare outputs.")
-    say(f"On the device: {_on_device(facts.path, facts.manifest['name'])}")
-    suggest("localattn", "bundle", "verify", facts.path)
+    say(f"On the device: {_on_device(created.path, created.manifest['name'])}")
+    suggest("localattn", "bundle", "verify", created.path)
 
 
 def _on_device(bundle: Path, name: str) -> str:

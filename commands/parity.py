@@ -191,7 +191,7 @@ def _print_reports(reports: list[ParityReport]) -> None:
         say(f"{report.model}{how} and {report.against}{judge} are {verdict} within {report.tolerance.describe()}.")
         for side in report.compared_windows:
             say(f"  window of {side['whose']:<13}  {'; '.join(side['windows']) or 'not given'}")
-        for line in report.beside_baseline():
+        for line in report.against_baseline():
             say(f"{line}.")
         print_checks(report.checks)
         if not report.passed:

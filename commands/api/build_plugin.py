@@ -62,7 +62,7 @@ def choose_plugin(
         MissingDependency: a plugin was asked for, and what makes it is missing.
         BuildFailed: a plugin was asked for, and could not be built.
     """
-    from ...core.documents.engine_facts import KernelName
+    from ...core.documents.engine_sidecar import KernelName
     from ...plugins.library.selection import without_kernel
     from ...runtime.backends.tensorrt.builder.request import PluginChoice
     from ...runtime.backends.tensorrt.builder.source import check_fp8
@@ -95,8 +95,8 @@ def _library(
 ) -> tuple[Library | None, list[AnySpec]]:
     """Return the plugin library for this model and these GPUs, and the kernels it needs; None if it needs none."""
     from ...core.storage.library_store import TENSORRT_PLUGIN, read_named
-    from ...plugins.library.facts import find_library, host_arch, parse_facts
     from ...plugins.library.selection import needed_by
+    from ...plugins.library.sidecar import find_library, host_arch, parse_sidecar
 
     progress("Looking for the plugin library")
     specs, targets = needed_by(model), _gpus(capabilities)
@@ -104,7 +104,7 @@ def _library(
         return None, []
     if named is not None:
         library = read_named(TENSORRT_PLUGIN, named)
-        known = parse_facts(library.facts, named) if library.facts else None
+        known = parse_sidecar(library.sidecar, named) if library.sidecar else None
         missing = known.missing(specs, targets, any_products=True) if known else []
         if missing:
             raise UsageError(
@@ -136,7 +136,7 @@ def _build(specs: list[AnySpec], targets: list[Target], progress: Callable[[str]
     from ...core.storage.library_store import TENSORRT_PLUGIN, StoredLibrary, prepare_cache
     from ...plugins.kernel.targets import TARGETS
     from ...plugins.library.build import build_library
-    from ...plugins.library.facts import host_arch
+    from ...plugins.library.sidecar import host_arch
 
     arch = host_arch()
     own = [target for target in targets if target.name in TARGETS] or [next(iter(TARGETS.values()))]
@@ -144,8 +144,8 @@ def _build(specs: list[AnySpec], targets: list[Target], progress: Callable[[str]
     content = "\n".join((TENSORRT_PLUGIN.fingerprint(), *names))
     name = f"liblocalattn_plugin-{hashlib.sha256(content.encode()).hexdigest()[:12]}.so"
     path = prepare_cache(arch) / name
-    facts = build_library(path, specs=specs, targets=own, arch=arch, overwrite=True, progress=progress)
-    return StoredLibrary(TENSORRT_PLUGIN, path, facts.model_dump(mode="json")).read()
+    sidecar = build_library(path, specs=specs, targets=own, arch=arch, overwrite=True, progress=progress)
+    return StoredLibrary(TENSORRT_PLUGIN, path, sidecar.model_dump(mode="json")).read()
 
 
 def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:

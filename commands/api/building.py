@@ -13,7 +13,7 @@ from .build_plugin import PluginKind, check_plugin, choose_plugin
 from .paths import as_path
 
 if TYPE_CHECKING:
-    from ...core.documents.engine_facts import ProfileFacts
+    from ...core.documents.engine_sidecar import ProfileRecord
     from ...runtime.backends.tensorrt.builder.build import BuildReport
 
 Shapes = Mapping[str, Sequence[int]]
@@ -108,13 +108,13 @@ def build(
     return replace(report, notes=[*notes, *report.notes])
 
 
-def _profiles(low: Profiles | None, opt: Profiles | None, high: Profiles | None) -> list[ProfileFacts]:
+def _profiles(low: Profiles | None, opt: Profiles | None, high: Profiles | None) -> list[ProfileRecord]:
     """Join the three arguments for dynamic axes.
 
     Raises:
         UsageError: one of the three is missing, has other profiles, or names other inputs than the others.
     """
-    from ...core.documents.engine_facts import ProfileFacts
+    from ...core.documents.engine_sidecar import ProfileRecord
 
     smallest, best, largest = _listed(low), _listed(opt), _listed(high)
     names = [[profile.keys() for profile in profiles] for profiles in (smallest, best, largest)]
@@ -125,7 +125,7 @@ def _profiles(low: Profiles | None, opt: Profiles | None, high: Profiles | None)
             fix="Give for example the sizes 1x1, 1x512 and 1x1024 for an input.",
         )
     return [
-        ProfileFacts(profile=number, input=name, min=tuple(sizes), opt=tuple(fastest[name]), max=tuple(most[name]))
+        ProfileRecord(profile=number, input=name, min=tuple(sizes), opt=tuple(fastest[name]), max=tuple(most[name]))
         for number, (least, fastest, most) in enumerate(zip(smallest, best, largest, strict=True))
         for name, sizes in least.items()
     ]

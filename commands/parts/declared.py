@@ -47,19 +47,19 @@ def flag_names(kind: type) -> dict[str, str]:
     return {name: option.flag or name for name, option in options_of(kind).items() if option.panel}
 
 
-def refuse_flags(given: Collection[str], kind: type, taken: Collection[str], what: str) -> None:
+def refuse_flags(given: Collection[str], kind: type, accepted: Collection[str], what: str) -> None:
     """Refuse options of a dataclass that do not apply here, rather than ignore them.
 
     Args:
         given: parameters that were typed.
         kind: the dataclass.
-        taken: fields of options that do apply.
+        accepted: fields of options that do apply.
         what: what is exported.
 
     Raises:
         UsageError: one of them is given.
     """
-    for name in sorted(flag for field, flag in flag_names(kind).items() if flag in given and field not in taken):
+    for name in sorted(flag for field, flag in flag_names(kind).items() if flag in given and field not in accepted):
         option = f"--{name.replace('_', '-')}"
         raise UsageError(f"{option} does not apply to {what}.", fix=f"Leave {option} out.")
 

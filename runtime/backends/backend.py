@@ -23,7 +23,7 @@ from ...core.errors import UsageError
 from .package import Package
 
 if TYPE_CHECKING:
-    from ...core.documents.engine_facts import EngineFacts
+    from ...core.documents.engine_sidecar import EngineSidecar
     from ...core.documents.sidecar import Sidecar
     from ...onnx_graph.onnx_file import OnnxFile
     from .session import Session
@@ -122,7 +122,7 @@ class Backend(ABC):
         return (DoctorLine(self.name, self.title, serves, ("package", package), package),)
 
     def claims(self, path: Path) -> bool:
-        """Return whether a file is one of its kind, by its name; of a built file, by its facts too."""
+        """Return whether a file is one of its kind, by its name; of a built file, by its sidecar too."""
         return path.suffix.lower() == self.suffix
 
     def read(self, path: Path) -> Path | OnnxFile:
@@ -135,8 +135,8 @@ class Backend(ABC):
 
         return OnnxFile.read(path)
 
-    def facts(self, path: Path) -> Sidecar | EngineFacts | None:
-        """Read the facts beside a file; None without any.
+    def sidecar(self, path: Path) -> Sidecar | EngineSidecar | None:
+        """Read the sidecar beside a file; None without any.
 
         Raises:
             UsageError: they are broken, or missing where the file cannot do without.

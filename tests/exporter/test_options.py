@@ -64,13 +64,13 @@ def test_old_names_are_taken_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_sidecars_of_older_releases_have_todays_names() -> None:
-    facts: dict[str, Any] = {
+    sidecar: dict[str, Any] = {
         **{"class": "x.Y", "kwargs": {}, "inputs": [], "outputs": [], "seq_len": 1, "batch": 1, "dtype": "fp32"},
         **{"opset": 20, "function_body": True, "checkpoint_sha256": "", "checkpoint_name": "", "model_sha256": ""},
         **{"created": "", "options": {"weights": "int8", "attention": "fp8", "causal": True, "entry": "ema"}},
     }
     today = {"weight_dtype": "int8", "attention_dtype": "fp8", "causal": True, "entry": "ema"}
-    assert Sidecar(**facts).options == today
+    assert Sidecar(**sidecar).options == today
     chosen = ExportOptions(weight_dtype="int8", attention_dtype="fp8", causal=True, entry="ema", opset=21)
     assert recorded(chosen) == today and recorded(ExportOptions()) == {}
 

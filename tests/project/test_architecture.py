@@ -229,7 +229,7 @@ def test_imports_are_found_wherever_they_stand() -> None:
         ("localattn.runtime.session", ("torch", "onnxruntime", "onnx", "pydantic")),
         ("localattn.runtime.inputs.arrays", ("torch", "onnxruntime")),
         ("localattn.runtime.parity.comparison", ("torch", "onnxruntime")),
-        ("localattn.onnx_graph.facts", ("torch", "onnxruntime")),
+        ("localattn.onnx_graph.summary", ("torch", "onnxruntime")),
         ("localattn.core.documents.sidecar", ("torch", "onnxruntime", "onnx")),
     ],
 )

@@ -100,7 +100,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
 
 @cache
 def exported(kind: str) -> Path:
-    """The file of a kind, made once a process, its facts beside it. Nobody may write there."""
+    """The file of a kind, made once a process, its sidecar beside it. Nobody may write there."""
     folder = Path(_FOLDER.name) / kind
     folder.mkdir()
     return KINDS[kind](folder)

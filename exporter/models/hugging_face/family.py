@@ -23,7 +23,7 @@ from .reference import reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_module
 
 # Files beside the weights that those who run the file need.
-COMPANIONS = (
+ACCOMPANYING_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -57,7 +57,7 @@ class HuggingFaceFamily(FolderFamily[HuggingFaceArgs], StepFamily[HuggingFaceArg
     key_mask = MASK
     fuses = True
     folder_of = "a Hugging Face model has architectures in config.json"
-    companions = COMPANIONS
+    accompanying_files = ACCOMPANYING_FILES
     early_start = True
 
     def sizes(self, args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:

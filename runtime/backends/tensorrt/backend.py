@@ -13,7 +13,7 @@ from ..backend import Backend, DoctorLine, Place
 from .package import POLYGRAPHY
 
 if TYPE_CHECKING:
-    from ....core.documents.engine_facts import EngineFacts
+    from ....core.documents.engine_sidecar import EngineSidecar
     from ....core.documents.sidecar import Sidecar
     from ....onnx_graph.onnx_file import OnnxFile
     from ..session import Session
@@ -46,14 +46,14 @@ class EngineBackend(Backend):
         return (self._library_line(), _POLYGRAPHY)
 
     def claims(self, path: Path) -> bool:
-        """Return whether a file is an engine of this library, as its facts say.
+        """Return whether a file is an engine of this library, as its sidecar says.
 
-        Engines whose facts cannot be read are TensorRT's, which refuses them when they are opened.
+        An engine whose sidecar cannot be read counts as TensorRT's, which refuses to open it.
         """
         if not super().claims(path):
             return False
         try:
-            library: str = self.facts(path).backend
+            library: str = self.sidecar(path).backend
         except (LocalAttnError, ValueError):  # the latter where no file can have the name
             library = TENSORRT
         return library == self.name
@@ -62,15 +62,15 @@ class EngineBackend(Backend):
         """Return the path: the library reads an engine when everything else is known to fit."""
         return path
 
-    def facts(self, path: Path) -> EngineFacts:
-        """Read the facts beside an engine.
+    def sidecar(self, path: Path) -> EngineSidecar:
+        """Read the sidecar beside an engine.
 
         Raises:
             UsageError: there are none, or they are broken.
         """
-        from ....core.documents.engine_facts import read_engine_facts
+        from ....core.documents.engine_sidecar import read_engine_sidecar
 
-        return read_engine_facts(path)
+        return read_engine_sidecar(path)
 
     def open_tuned(self, path: Path, place: Place, *, cuda_graph: bool, profile: str | None) -> Session:
         """Open an engine whose calls become CUDA graphs; it cannot be profiled."""

@@ -1,4 +1,4 @@
-"""Inspect an engine: the facts beside it on any machine, and its layers if there is a GPU to open it."""
+"""Inspect an engine: the sidecar beside it on any machine, and its layers if there is a GPU to open it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ....core.documents.engine_facts import EngineFacts, read_engine_facts
+from ....core.documents.engine_sidecar import EngineSidecar, read_engine_sidecar
 from ....core.errors import CheckFailed, LocalAttnError
 from ....core.storage.library_store import AUTO
 from ....core.storage.publishing import check_unchanged
@@ -24,8 +24,8 @@ class EngineReport:
 
     Args:
         path: the file.
-        facts: its sidecar.
-        unchanged: whether it is the file that the facts describe.
+        sidecar: its sidecar.
+        unchanged: whether it is the file that the sidecar describes.
         plugin_problem: why its plugin library would not load; "" if it would, or if it needs none.
         layers: its layers; None where it cannot be opened.
         why_closed: why it cannot be opened here; "" if it can.
@@ -34,7 +34,7 @@ class EngineReport:
     """
 
     path: str
-    facts: EngineFacts
+    sidecar: EngineSidecar
     unchanged: bool
     plugin_problem: str
     layers: list[EngineLayer] | None
@@ -54,28 +54,28 @@ class EngineReport:
             "why_closed": self.why_closed,
             "kernels": list(self.kernels),
             "layers": None if self.layers is None else [asdict(layer) for layer in self.layers],
-            **self.facts.model_dump(mode="json", by_alias=True),
+            **self.sidecar.model_dump(mode="json", by_alias=True),
         }
 
 
 def inspect_engine(path: Path, plugin: str = AUTO) -> EngineReport:
-    """Inspect an engine: its facts, its plugin library and its layers.
+    """Inspect an engine: its sidecar, its plugin library and its layers.
 
     Args:
         path: the engine.
         plugin: its plugin library, as `runtime.session.load` takes it.
 
     Raises:
-        UsageError: no such file, or no facts beside it.
+        UsageError: no such file, or no sidecar beside it.
     """
-    facts = read_engine_facts(path)
+    sidecar = read_engine_sidecar(path)
     changed = _change(path)
     layers, why, kernels = (None, changed, ()) if changed else _opened(path, plugin)
     return EngineReport(
         path=str(path),
-        facts=facts,
+        sidecar=sidecar,
         unchanged=not changed,
-        plugin_problem=_plugin_problem(facts, path, plugin),
+        plugin_problem=_plugin_problem(sidecar, path, plugin),
         layers=layers,
         why_closed=why,
         kernels=kernels,
@@ -83,7 +83,7 @@ def inspect_engine(path: Path, plugin: str = AUTO) -> EngineReport:
 
 
 def _change(path: Path) -> str:
-    """Return why the file is not the one that its facts describe; empty if it is."""
+    """Return why the file is not the one that its sidecar describes; empty if it is."""
     if not path.is_file():
         return f"There is no file {path}."
     try:
@@ -93,9 +93,9 @@ def _change(path: Path) -> str:
     return ""
 
 
-def _plugin_problem(facts: EngineFacts, path: Path, plugin: str) -> str:
+def _plugin_problem(sidecar: EngineSidecar, path: Path, plugin: str) -> str:
     try:
-        find_library(facts.plugin, path, plugin)
+        find_library(sidecar.plugin, path, plugin)
     except LocalAttnError as error:
         return f"{error.what} {error.why} {error.fix}"
     return ""
@@ -106,10 +106,10 @@ def _opened(path: Path, plugin: str) -> tuple[list[EngineLayer] | None, str, tup
         opened = open_engine(path, plugin)
     except LocalAttnError as error:
         return None, f"{error.what} {error.why}".strip(), ()
-    facts = opened.facts.plugin
-    library = mapped_library(facts)
+    record = opened.sidecar.plugin
+    library = mapped_library(record)
     kernels: tuple[str, ...] = ()
-    if facts is not None and library is not None:
+    if record is not None and library is not None:
         with primary_context():
-            kernels = load_kernels(library, facts.kernels)
+            kernels = load_kernels(library, record.kernels)
     return read_layers(opened.opened, opened.engine), "", kernels

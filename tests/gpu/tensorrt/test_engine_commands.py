@@ -40,9 +40,9 @@ def engine(built: Path, tmp_path: Path) -> Path:
     return tmp_path / built.name
 
 
-def change(engine: Path, **facts: object) -> None:
+def change(engine: Path, **entries: object) -> None:
     path = sidecar_path(engine)
-    path.write_text(sealed(json.dumps({**json.loads(path.read_text()), **facts})))
+    path.write_text(sealed(json.dumps({**json.loads(path.read_text()), **entries})))
 
 
 @needs_rtx

@@ -107,7 +107,7 @@ def test_modules_without_tokens_stream_too(tmp_path, class_name, kwargs, shapes)
     inputs = {spec.name: rng.standard_normal(spec.shape).astype(np.float32) for spec in full.inputs}
     (expected,) = full.run(inputs).values()
     session = open_step(step, "cpu", 1)
-    axis = session.facts.sequence_axis
+    axis = session.record.sequence_axis
     assert session.max_positions == 2**31 - 1
     for count in (3, 8, 1, 50, 21, 117):
         start = session.position

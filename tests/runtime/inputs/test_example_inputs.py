@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from localattn.core.documents.sidecar import read_sidecar
-from localattn.core.documents.step_facts import CacheFacts
+from localattn.core.documents.step_record import CacheRecord
 from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
 from localattn.exporter.models.family import ShapeRequest
@@ -120,6 +120,6 @@ def test_open_sizes_are_those_of_the_export(tmp_path: Path, localattn: Command) 
 def test_a_type_that_numpy_has_not_is_an_error(wordy: Path) -> None:
     sidecar = read_sidecar(wordy)
     assert sidecar is not None and sidecar.step is not None
-    strange = CacheFacts(input="a", output="b", shape=[2], dtype="float7")
+    strange = CacheRecord(input="a", output="b", shape=[2], dtype="float7")
     with pytest.raises(UsageError, match="'a' cannot be filled"):
         first_call(sidecar.step.model_copy(update={"caches": [strange]}))

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from .....core.documents.engine_facts import BuildOptions, EngineFacts, PluginFacts
+from .....core.documents.engine_sidecar import BuildOptions, EngineSidecar, PluginRecord
 from .....core.documents.report import Report
 from .....core.documents.sidecar import PARITY, CheckRecord, sidecar_path
 from .....core.error_texts import argument
 from .....core.errors import BuildFailed, MissingDependency, UsageError
 from .....core.progress import timed_steps
+from .....core.renamed import RenamedAttribute
 from .....core.storage.files import sha256
 from .....core.storage.outputs import check_outputs, writing
 from .....core.storage.publishing import publish_together, sealed
@@ -41,29 +42,30 @@ class BuildReport(Report):
 
     Args:
         path: the engine.
-        facts: what its sidecar says.
+        sidecar: what its sidecar says.
         notes: what the user should know.
     """
 
     path: Path
-    facts: EngineFacts
+    sidecar: EngineSidecar
     notes: list[str]
+    facts = RenamedAttribute("sidecar")
 
     @property
     def files(self) -> list[Path]:
-        """The engine and its facts."""
+        """The engine and its sidecar."""
         return [self.path, sidecar_path(self.path)]
 
     @property
     def checks(self) -> list[CheckRecord]:
         """The checks of the engine."""
-        return self.facts.checks
+        return self.sidecar.checks
 
     def headline(self) -> str:
         """Return the engine and its properties as one line."""
         return (
-            f"{self.path}  {self.facts.backend} {self.facts.library_version} for {', '.join(self.facts.targets)}, "
-            f"{self.facts.dtype}"
+            f"{self.path}  {self.sidecar.backend} {self.sidecar.library_version} "
+            f"for {', '.join(self.sidecar.targets)}, {self.sidecar.dtype}"
         )
 
 
@@ -75,7 +77,7 @@ Compare = Callable[[Path, Path, Path | None, str], CheckRecord]
 def build_engine(
     request: BuildRequest, progress: Callable[[str], None] = lambda _: None, compare: Compare | None = None
 ) -> BuildReport:
-    """Build an engine and the file of facts beside it; either both appear, or nothing.
+    """Build an engine and the sidecar beside it; either both appear, or nothing.
 
     Args:
         request: what to build.
@@ -115,18 +117,18 @@ def build_engine(
         progress("Checking the engine")
         checks += demand(check_kept(staged, request))
         checks += demand(_inspect(plan, staged, nodes))
-        facts = _facts(plan, staged, nodes, checks, seconds)
+        sidecar = _sidecar_of(plan, staged, nodes, checks, seconds)
         described = sidecar_path(staged)
-        described.write_text(sealed(facts.to_json()), encoding="utf-8")
+        described.write_text(sealed(sidecar.to_json()), encoding="utf-8")
         if compare is not None:
             progress("Comparing the engine with the ONNX file")
-            facts.checks += demand([_parity(plan, staged, compare)])
-            described.write_text(sealed(facts.to_json()), encoding="utf-8")
+            sidecar.checks += demand([_parity(plan, staged, compare)])
+            described.write_text(sealed(sidecar.to_json()), encoding="utf-8")
         publish_together({described: sidecar_path(request.output), staged: request.output}, folder)
         if cache is not None and cache.is_file():
             assert request.timing_cache is not None
             notes += extend(network.builder, request.timing_cache, cache.read_bytes())
-    return BuildReport(request.output, facts, notes)
+    return BuildReport(request.output, sidecar, notes)
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ def _served(plan: _Plan) -> tuple[list[str], list[str]]:
     known = plugin.op_types or registered_op_types(plan.opened)
     nodes = source.nodes(known)
     if not nodes:
-        there = ", ".join(sorted({node.op_type for node in source.facts.windowed})) or "none"
+        there = ", ".join(sorted({node.op_type for node in source.summary.windowed})) or "none"
         raise UsageError(
             f"No plugin serves a node of {source.path}.",
             why=f"Its attention nodes: {there}. Plugins: {', '.join(known)}.",
@@ -266,24 +268,26 @@ def _parity(plan: _Plan, staged: Path, compare: Compare) -> CheckRecord:
     return compare(staged, model, None if library is None else library.path, where)
 
 
-def _facts(plan: _Plan, staged: Path, nodes: Sequence[str], checks: list[CheckRecord], seconds: float) -> EngineFacts:
-    """Return the facts of the engine, which go to a file beside it."""
+def _sidecar_of(
+    plan: _Plan, staged: Path, nodes: Sequence[str], checks: list[CheckRecord], seconds: float
+) -> EngineSidecar:
+    """Return the sidecar of the engine, which goes to a file beside it."""
     choice, source, device = plan.request.plugin, plan.source, plan.device
     plugin = None
     if choice.kind != "none":
-        plugin = PluginFacts(kind=choice.kind, layers=list(nodes))
+        plugin = PluginRecord(kind=choice.kind, layers=list(nodes))
         if choice.library is not None:
             plugin.kernels = list(choice.kernels)
             plugin.path, plugin.sha256 = str(choice.library.path.resolve()), choice.library.sha256
-    return EngineFacts(
+    return EngineSidecar(
         backend=plan.request.backend,
         library_version=plan.opened.version,
         targets=[f"sm_{target}" for target in plan.targets],
         platform=platform_name(),
         device="" if device is None else device.name,
         dtype=source.dtype,
-        inputs=source.facts.inputs,
-        outputs=source.facts.outputs,
+        inputs=source.summary.inputs,
+        outputs=source.summary.outputs,
         plugin=plugin,
         options=plan.options,
         onnx_name=source.path.name,
@@ -294,5 +298,5 @@ def _facts(plan: _Plan, staged: Path, nodes: Sequence[str], checks: list[CheckRe
         versions={"python": platform.python_version(), **installed(("localattn", "onnx", "polygraphy"))},
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         checks=checks,
-        model=source.facts.sidecar if source.facts.sidecar_matches else None,
+        model=source.summary.sidecar if source.summary.sidecar_matches else None,
     )

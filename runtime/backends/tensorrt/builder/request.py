@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from .....core.documents.engine_facts import BuildOptions, KernelName, ProfileFacts
+from .....core.documents.engine_sidecar import BuildOptions, KernelName, ProfileRecord
 from .....core.error_texts import argument
 from .....core.errors import UsageError
 from .....core.storage.file_kinds import ENGINE, TIMING_CACHE
@@ -52,7 +52,7 @@ class BuildRequest:
 
     Args:
         model: the ONNX file, or its path; its external data is looked for beside it.
-        output: the engine to write; its facts go to a file beside it.
+        output: the engine to write; its sidecar is the file beside it.
         backend: "tensorrt" or "tensorrt-rtx".
         targets: GPUs, as "rtx40" or "sm_89"; none means the GPU here, for RTX without a GPU those of `DEFAULT_TARGETS`.
         plugin: how the attention nodes become plugins.
@@ -77,7 +77,7 @@ class BuildRequest:
     timing_cache: Path | None = None
     workspace: int | None = None
     builder_optimization_level: int | None = None
-    profiles: Sequence[ProfileFacts] = field(default_factory=tuple)
+    profiles: Sequence[ProfileRecord] = field(default_factory=tuple)
     version_compatible: bool = False
     hardware_compatible: Literal["ampere-plus", "same-capability"] | None = None
     refit: bool = False
@@ -98,7 +98,7 @@ class BuildRequest:
         library = self.plugin.library
         return [Path(self.model), *(() if library is None else (library.path,))]
 
-    def options(self, profiles: Sequence[ProfileFacts]) -> BuildOptions:
+    def options(self, profiles: Sequence[ProfileRecord]) -> BuildOptions:
         """Return the record of these options, with the sizes that the engine will take."""
         return BuildOptions(
             plugin=self.plugin.asked,
