@@ -26,7 +26,7 @@ from localattn.plugins.cpu.build import build_library
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.device import verify as script
 
-from ..gpu.tensorrt.test_facts import written
+from ..gpu.tensorrt.test_engine_sidecar import written
 from ..support.library_attacks import Cache, Ended, command, compile_marker, copy_library, fill, run, sidecar_of
 from ..support.models import node_model
 from ..support.models.bundles import run_script, tiny_model  # noqa: F401

@@ -24,7 +24,7 @@ from ...conftest import Finished
 from ...support.models import node_model
 from ...support.models.engine_models import needs_plugin_tools, needs_rtx, open_node, small_model
 from ...support.native.plugin_build import small_library
-from .test_facts import written
+from .test_engine_sidecar import written
 
 RTX = ("--backend", "tensorrt-rtx", "--target", "rtx40")
 
