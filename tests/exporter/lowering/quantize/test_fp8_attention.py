@@ -96,7 +96,7 @@ def test_a_model_without_a_kernel_of_fp8_is_refused(tmp_path: Path, localattn: C
     finished = localattn("export", checkpoint, "-o", tmp_path / "m.onnx", "--attention-dtype", "fp8")
     assert finished.code == 2 and "No attention node of the model can be computed in fp8." in finished.err
     finished = localattn("export", checkpoint, "-o", tmp_path / "m.onnx", "--attention-dtype", "fp8", "--mode", "step")
-    assert finished.code == 2 and "--attention-dtype fp8 does not go with --mode step" in finished.err
+    assert finished.code == 2 and "--attention-dtype fp8 cannot be combined with --mode step" in finished.err
 
 
 @needs_rtx
