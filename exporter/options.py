@@ -137,7 +137,7 @@ class FileOptions(CheckOptions):
     )
     opset: int = option(
         DEFAULT_OPSET,
-        f"Version of the standard ONNX operators, {OPSETS[0]} to {OPSETS[-1]}. TensorRT 10.3 reads up to {DEFAULT_OPSET}.",
+        f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}. TensorRT 10.3 reads opsets up to {DEFAULT_OPSET}.",
         "Output",
     )
     function_body: bool = option(

@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...core.nodes.step import ring_slots
-from .family import ArgsT, Family, ModelSpec, ShapeRequest, State
+from ..options import ShapeRequest
+from .family import ArgsT, Family, ModelSpec, State
 from .inference import Findings, TensorShapes
 
 # Name, shape and element type ("float", or numpy's name) of a tensor passed from call to call.

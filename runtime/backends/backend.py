@@ -147,13 +147,12 @@ class Backend(ABC):
 
     def open(self, file: Path | OnnxFile, place: Place) -> Session:
         """Open a file; raises what `runtime.session.load` raises."""
-        self.require()
-        self.check_place(file, place)
+        self.admit(file, place)
         return self._open(file, place)
 
     def open_step(self, file: Path | OnnxFile, sidecar: Sidecar, prefill: Prefill | None, place: Place) -> StepSession:
         """Open a step file, and its prefill file where there is one; raises what `runtime.open_step` raises."""
-        self.check_place(file, place)
+        self.admit(file, place)
         return self._open_step(file, sidecar, prefill, place)
 
     def open_tuned(self, path: Path, place: Place, *, cuda_graph: bool, profile: str | None) -> Session:
@@ -180,6 +179,16 @@ class Backend(ABC):
     def open_rounding(self, file: Path | OnnxFile, session: Session | StepSession, plugin: str) -> Session | None:
         """Open an fp16 file so that it rounds as a GPU does; None where the open session rounds that way already."""
         return None
+
+    def admit(self, file: Path | OnnxFile, place: Place) -> None:
+        """Check all that must hold before a file is opened: the runtime is here, and it has such a place.
+
+        Raises:
+            MissingDependency: why it cannot run here.
+            UsageError: it has no such provider or precision.
+        """
+        self.require()
+        self.check_place(file, place)
 
     def check_place(self, file: Path | OnnxFile, place: Place) -> None:
         """Refuse a provider or a precision that it does not have.

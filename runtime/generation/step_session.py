@@ -38,7 +38,6 @@ def open_session(
     Without `prefill`, no prefill file is looked for.
     """
     backend, precision = registry.choose(file, runtime)
-    backend.require()
     found = find_prefill(Path(file), sidecar) if prefill else None
     return backend.open_step(file, sidecar, found, Place(provider, threads, plugin, precision))
 

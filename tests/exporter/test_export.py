@@ -24,7 +24,7 @@ from localattn.exporter.checks.sweep import check_dynamic_memory
 from localattn.exporter.checks.window import check_window
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.lowering import attention_function, functions, trace
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.backends.onnxruntime.session import open_bytes
 from localattn.runtime.text_inputs.tokens import open_tokens

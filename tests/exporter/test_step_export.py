@@ -22,7 +22,7 @@ from localattn.exporter.artifact.publish import prefill_output
 from localattn.exporter.export import ExportReport, ExportRequest
 from localattn.exporter.jobs.steps import open_steps
 from localattn.exporter.lowering import step_function
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime import load
 
 from ..conftest import TINY, Finished, save_upstream

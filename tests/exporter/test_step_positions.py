@@ -16,7 +16,7 @@ from localattn.core.errors import UsageError
 from localattn.core.limits import LARGEST_SIZE
 from localattn.exporter.export import ExportReport, ExportRequest, export
 from localattn.exporter.jobs.steps import open_steps
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.generation.step_session import open_step
 

@@ -153,7 +153,7 @@ from localattn import export
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.models.toy import family as toy
 
 folder, answers = Path(sys.argv[1]), {}

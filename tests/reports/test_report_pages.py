@@ -20,7 +20,7 @@ from localattn.core.extras import as_installed
 from localattn.core.storage.files import sha256
 from localattn.core.storage.publishing import SEAL
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.reports.documents import document_html, document_markdown
 from localattn.reports.figures import comparison_figure, cosine, figure
 

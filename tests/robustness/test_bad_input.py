@@ -17,7 +17,7 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed
 from localattn.core.storage.publishing import SEAL, sealed, sidecar_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.generation.step_session import open_step
 
 from ..conftest import Finished, save_upstream

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 
 from ..conftest import TINY, save_upstream
 from ..support.steps import export_steps

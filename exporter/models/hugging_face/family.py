@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ....core.documents.window_view import WindowView, views
 from ....core.geometry import WindowGeometry
 from ....core.tensors import POSITION_IDS
-from ..family import Inputs, ModelSpec, ShapeRequest, Sizes, State, UpstreamClass
+from ...options import ShapeRequest, Sizes
+from ..family import Inputs, ModelSpec, State, UpstreamClass
 from ..forms import FolderContents, FolderFamily, FolderRequest, StepCache, StepFamily
 from ..parts.float64 import Float64State
 from .arguments import HuggingFaceArgs

@@ -25,7 +25,8 @@ from localattn.core.tolerance import TOLERANCES, Tolerance, tolerance_for
 from localattn.demo import checkpoint_path, config_path
 from localattn.exporter.checks.parity import baseline_meter, parity_record
 from localattn.exporter.export import ExportRequest, export, open_request
-from localattn.exporter.models.family import TORCH_DTYPE, ShapeRequest
+from localattn.exporter.models.family import TORCH_DTYPE
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source.reference_runner import ReferenceRunner
 from localattn.exporter.source.source_model import SourceModel
 from localattn.exporter.source.untouched_module import UntouchedRunner, untouched_module

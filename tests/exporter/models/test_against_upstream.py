@@ -12,7 +12,7 @@ import torch
 
 from localattn.exporter.checkpoint.infer_config import canonical_state
 from localattn.exporter.models import family
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source.source_model import SourceModel
 
 from ...support.reference import rows_without_keys

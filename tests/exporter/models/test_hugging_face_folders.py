@@ -18,11 +18,11 @@ import torch
 from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.load import load_state
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
-from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import weights
 from localattn.exporter.models.hugging_face.changed_meaning import warnings_of
 from localattn.exporter.models.hugging_face.folder import files
 from localattn.exporter.models.hugging_face.types import known, quirks_of
+from localattn.exporter.options import ShapeRequest
 
 from ...conftest import Finished
 from ...support import run_folder

@@ -18,10 +18,10 @@ from localattn.benchmarks.hugging_face.traffic import bytes_of_token
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import UsageError
 from localattn.exporter.export import ExportRequest
-from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face.arguments import HuggingFaceArgs, Layer
 from localattn.exporter.models.hugging_face.step_module import RotaryTable, step_arguments
 from localattn.exporter.models.parts.float64 import InFloat64
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.backends.onnxruntime import step_session
 from localattn.runtime.backends.onnxruntime.step_session import OnnxRuntimeStep
 from localattn.runtime.generation.generator import Generator

@@ -22,7 +22,7 @@ from localattn.core.errors import MissingDependency
 from localattn.core.versions import parse
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.jobs.module import export_module
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.plugins.library.sidecar import host_arch
 from localattn.plugins.library.tensorrt_provider import rewrite_for_provider
 from localattn.runtime.backends.tensorrt.device import find_device_or_none

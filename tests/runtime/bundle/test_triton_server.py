@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from localattn.core.tolerance import tolerance_for
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.triton import Serving
 

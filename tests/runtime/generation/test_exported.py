@@ -11,7 +11,7 @@ import torch
 from localattn.core.errors import UsageError
 from localattn.demo import checkpoint_path, config_path, validation_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.generation.generator import Generator
 from localattn.runtime.generation.step_session import open_step
 from localattn.runtime.session import load

@@ -13,7 +13,7 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.documents.step_record import CacheRecord
 from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.bench.inputs import Sizes, draw
 from localattn.runtime.generation.step_session import open_step
 from localattn.runtime.inputs.arrays import load_arrays

@@ -11,7 +11,7 @@ import pytest
 
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.triton import Serving
 from localattn.runtime.inputs.rows import ROWS, check_rows, rows_stay_apart

@@ -17,7 +17,7 @@ from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.storage.publishing import SEAL
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime import load
 from localattn.runtime.parity.files import check_built_engine

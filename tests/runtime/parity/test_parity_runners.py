@@ -16,7 +16,7 @@ from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.tensors import TensorSpec
 from localattn.core.tolerance import Tolerance, tolerance_for
 from localattn.exporter.export import ExportRequest, export, open_request
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source.reference_runner import ReferenceRunner
 from localattn.runtime import load
 from localattn.runtime.generation.array_step import ArrayStep

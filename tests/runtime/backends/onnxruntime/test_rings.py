@@ -45,7 +45,7 @@ def test_what_another_node_reads_is_kept() -> None:
 def step_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Gemma 3 for two sequences, whose prompts may be padded: rings of both kinds, and masks."""
     pytest.importorskip("transformers")
-    from localattn.exporter.models.family import ShapeRequest
+    from localattn.exporter.options import ShapeRequest
 
     folder = tmp_path_factory.mktemp("rings")
     case = next(case for case in STEPS if case.name == "gemma3_text")
