@@ -17,7 +17,7 @@ from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import EngineBackend, PluginLibraryOption
 
 if TYPE_CHECKING:
-    from ..runtime.backends.tensorrt.builder.build import BuildReport
+    from ..runtime.backends.engines import BuildReport
 
 _SHAPES = "as tokens:1x1024,mask:1x1024."
 

@@ -18,7 +18,7 @@ from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..onnx_graph.summary import OnnxSummary
-    from ..runtime.backends.tensorrt.inspect import EngineReport
+    from ..runtime.backends.engines import EngineReport
 
 
 _LONGEST_VALUE = 150  # characters of an argument that are printed
@@ -53,17 +53,17 @@ def inspect(
     """
     destination = choose(output_format, output, force)
     from ..runtime.backends import registry
+    from ..runtime.backends.building import BuildingBackend
 
     backend = registry.of_file(file)
     if write_config and backend is not None:
         raise typer.BadParameter("it needs a checkpoint", param_hint="--write-config")
     if entry is not None and backend is not None:
         raise typer.BadParameter("it needs a checkpoint", param_hint="--entry")
-    if backend is not None and backend.built:
+    if isinstance(backend, BuildingBackend):
         from ..onnx_graph.windows import windows_of_sidecar
-        from ..runtime.backends.tensorrt.inspect import inspect_engine
 
-        report = inspect_engine(file, plugin_asked(plugin, plugin_library))
+        report = backend.inspect(file, plugin_asked(plugin, plugin_library))
         windows = [view.to_dict() for view in windows_of_sidecar(report.sidecar.model)]
         document = {**report.to_dict(), "windows": windows}
         show(destination, "engine", document, lambda: _print_engine(report), ("localattn", "run", file))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..core.storage.library_store import Library
     from ..plugins.kernel.compile import AnySpec
     from ..plugins.kernel.targets import Target
-    from ..plugins.library.registry import Backend as RegistryBackend
     from ..plugins.library.registry import RegistrySummary
     from ..plugins.library.sidecar import Arch, LibrarySidecar
 
@@ -234,6 +233,7 @@ def check(
     from ..plugins.aot.availability import why_not as why_not_ahead_of_time
     from ..plugins.library.registry import BACKENDS, load_into_registry
     from ..plugins.library.sidecar import host_arch
+    from ..runtime.backends import registry as runtimes
 
     named_for_cpu = backend is None and library is not None and kind_of(library) is CPU_KERNELS
     if backend == "onnxruntime" or named_for_cpu:
@@ -242,7 +242,7 @@ def check(
     found = newest(TENSORRT_PLUGIN, host_arch()) if library is None else read_named(TENSORRT_PLUGIN, library)
     backends = [known for known in BACKENDS if backend is None or known == backend]
     for chosen in backends:
-        _prepare(chosen)
+        runtimes.builder(chosen).prepare_plugins()
     registered = load_into_registry(found, backends)
     reason = why_not_ahead_of_time()
     if output_format == "json":
@@ -326,17 +326,6 @@ def _arch(text: str) -> Arch:
         if arch == text:
             return arch
     raise UsageError(f"Unknown processor {text!r}.", fix=f"Known: {', '.join(ARCHITECTURES)}.")
-
-
-def _prepare(backend: RegistryBackend) -> None:
-    """Load TensorRT-RTX's library under the name that its own wheel looks for."""
-    from ..runtime.backends.tensorrt_rtx.preload import preload
-
-    if backend == "tensorrt-rtx":
-        try:
-            preload()
-        except MissingDependency:
-            return  # not installed: loading the plugin reports it
 
 
 def _companion(library: Library) -> tuple[Path, str]:

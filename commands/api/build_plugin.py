@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ...onnx_graph.onnx_file import OnnxFile
     from ...plugins.kernel.compile import AnySpec
     from ...plugins.kernel.targets import Target
-    from ...runtime.backends.tensorrt.builder.request import PluginChoice
+    from ...runtime.backends.building import BuildingBackend
+    from ...runtime.backends.engines import PluginChoice
 
 # What computes the attention node.
 PluginKind = Literal["auto", "library", "aot", "none"]
@@ -40,7 +41,7 @@ def choose_plugin(
     kind: PluginKind,
     library: Path | None,
     model: OnnxFile,
-    backend: str,
+    builder: BuildingBackend,
     capabilities: Sequence[int],
     progress: Callable[[str], None],
 ) -> tuple[PluginChoice, list[str]]:
@@ -53,7 +54,7 @@ def choose_plugin(
         kind: what was asked for, as `check_plugin` accepts it.
         library: the library that was named.
         model: the ONNX file.
-        backend: "tensorrt" or "tensorrt-rtx".
+        builder: the runtime to build for.
         capabilities: the GPUs to build for, 89 for 8.9.
         progress: called with each step.
 
@@ -64,15 +65,14 @@ def choose_plugin(
     """
     from ...core.documents.engine_sidecar import KernelName
     from ...plugins.library.selection import without_kernel
-    from ...runtime.backends.tensorrt.builder.request import PluginChoice
-    from ...runtime.backends.tensorrt.builder.source import check_fp8
+    from ...runtime.backends.engines import PluginChoice
 
     if kind == "none":
         return PluginChoice(), []
-    check_fp8(model, capabilities)  # before a library is built
+    builder.check_buildable(model, capabilities)  # before a library is built
     left = [f"{name} is built from its ONNX function: {why}" for name, why in without_kernel(model).items()]
     if kind == "aot":
-        return _inside_engine(backend, capabilities), left
+        return _inside_engine(builder, capabilities), left
     try:
         found, specs = _library(library, model, capabilities, progress)
     except LocalAttnError as error:
@@ -148,18 +148,20 @@ def _build(specs: list[AnySpec], targets: list[Target], progress: Callable[[str]
     return StoredLibrary(TENSORRT_PLUGIN, path, sidecar.model_dump(mode="json")).read()
 
 
-def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
-    """Put kernels inside the engine, by TensorRT's ahead-of-time plugins."""
+def _inside_engine(builder: BuildingBackend, capabilities: Sequence[int]) -> PluginChoice:
+    """Put kernels inside the engine, as ahead-of-time plugins."""
     from ...core.nodes.gpu import SERVED
     from ...plugins.aot.availability import why_not
     from ...plugins.aot.register import register_plugins
     from ...plugins.kernel.targets import target
-    from ...runtime.backends.tensorrt.builder.request import PluginChoice
+    from ...runtime.backends import registry
+    from ...runtime.backends.engines import PluginChoice
 
-    if backend != "tensorrt":
+    if not builder.kernels_inside:
+        able = [other.name for other in registry.builders() if other.kernels_inside]
         raise UsageError(
-            f"{backend} cannot put the kernels into the engine.",
-            why="Only tensorrt supports ahead-of-time plugins.",
+            f"{builder.name} cannot put the kernels into the engine.",
+            why=f"Only {', '.join(able)} supports ahead-of-time plugins.",
             fix=f"Use {argument('plugin', 'library')}.",
         )
     reason = why_not()

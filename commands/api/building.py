@@ -14,7 +14,7 @@ from .paths import as_path
 
 if TYPE_CHECKING:
     from ...core.documents.engine_sidecar import ProfileRecord
-    from ...runtime.backends.tensorrt.builder.build import BuildReport
+    from ...runtime.backends.engines import BuildReport
 
 Shapes = Mapping[str, Sequence[int]]
 # Sizes for one optimization profile, or for several in order.
@@ -74,18 +74,18 @@ def build(
         BuildFailed: the build failed, or the engine is not what was asked for.
     """
     from ...onnx_graph.onnx_file import OnnxFile
-    from ...runtime.backends.tensorrt.builder.build import build_engine, plan_targets
-    from ...runtime.backends.tensorrt.builder.request import BuildRequest
+    from ...runtime.backends import registry
+    from ...runtime.backends.engines import BuildRequest
     from ...runtime.parity.files import check_built_engine
 
     progress("Reading the model")
-    library = as_path(plugin_library)
+    builder, library = registry.builder(backend), as_path(plugin_library)
     check_plugin(plugin, library)
     model = Path(model)
     profiles = _profiles(min_shapes, opt_shapes, max_shapes)
     file, targets = OnnxFile.read(model), tuple(name for name in target if name.strip())
-    capabilities = plan_targets(backend, targets, device)
-    choice, notes = choose_plugin(plugin, library, file, backend, capabilities, progress)
+    capabilities = builder.targets(targets, device)
+    choice, notes = choose_plugin(plugin, library, file, builder, capabilities, progress)
     request = BuildRequest(
         model=file,
         output=model.with_suffix(".engine") if output is None else Path(output),
@@ -104,7 +104,7 @@ def build(
         embed_plugin=embed_plugin,
         overwrite=overwrite,
     )
-    report = build_engine(request, progress, check_built_engine)
+    report = builder.build(request, progress, check_built_engine)
     return replace(report, notes=[*notes, *report.notes])
 
 

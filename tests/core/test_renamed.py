@@ -10,8 +10,8 @@ import pytest
 
 from localattn.core.documents.engine_sidecar import EngineSidecar
 from localattn.exporter.export_report import ExportReport
+from localattn.runtime.backends.engines import BuildReport
 from localattn.runtime.backends.step_session import StepSession
-from localattn.runtime.backends.tensorrt.builder.build import BuildReport
 from localattn.runtime.backends.tensorrt.session import EngineSession
 
 SIDECAR = EngineSidecar.model_construct(library_version="1.7")

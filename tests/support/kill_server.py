@@ -49,8 +49,8 @@ def bundle(model: str, output: str) -> None:
 
 def build(model: str, output: str) -> None:
     """Build an engine over what is there."""
+    from localattn.runtime.backends.engines import BuildRequest
     from localattn.runtime.backends.tensorrt.builder.build import build_engine
-    from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 
     build_engine(BuildRequest(Path(model), Path(output), "tensorrt-rtx", ("rtx40",), overwrite=True))
 

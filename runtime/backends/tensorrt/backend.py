@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 from ....core.error_texts import HOW_TO_EXPORT_STEPS
 from ....core.errors import LocalAttnError
 from ....core.tensorrt_versions import TENSORRT
-from ..backend import Backend, DoctorLine, Place
+from ..backend import DoctorLine, Place
+from ..building import BuildingBackend
 from .package import POLYGRAPHY
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from ....core.documents.engine_sidecar import EngineSidecar
     from ....core.documents.sidecar import Sidecar
     from ....onnx_graph.onnx_file import OnnxFile
+    from ..engines import BuildReport, BuildRequest, Compare, EngineReport
     from ..session import Session
     from ..step_file import Prefill
     from ..step_session import StepSession
@@ -25,12 +29,11 @@ _POLYGRAPHY = DoctorLine(
 )
 
 
-class EngineBackend(Backend):
+class EngineBackend(BuildingBackend):
     """A library that builds engines from ONNX files, and runs them on one kind of GPU."""
 
     package = POLYGRAPHY
     suffix = ".engine"
-    built = True
     how_to_make_steps = (
         f"{HOW_TO_EXPORT_STEPS}, and build both files it writes: localattn build model_step.onnx; "
         "localattn build model_step.prefill.onnx (with --backend tensorrt-rtx for RTX GPUs)"
@@ -80,6 +83,30 @@ class EngineBackend(Backend):
         session.use_cuda_graph()
         return session
 
+    def targets(self, wanted: Sequence[str], device: int) -> list[int]:
+        """Return the compute capabilities that the library would build for."""
+        from .builder.build import plan_targets
+
+        return plan_targets(self.name, wanted, device)
+
+    def check_buildable(self, file: OnnxFile, targets: Sequence[int]) -> None:
+        """Refuse numbers in fp8 for GPUs that cannot multiply them."""
+        from .builder.source import check_fp8
+
+        check_fp8(file, targets)
+
+    def build(self, request: BuildRequest, progress: Callable[[str], None], compare: Compare | None) -> BuildReport:
+        """Build with the library that the request names."""
+        from .builder.build import build_engine
+
+        return build_engine(request, progress, compare)
+
+    def inspect(self, path: Path, plugin: str) -> EngineReport:
+        """Inspect an engine, with its layers where there is a GPU to open it."""
+        from .inspect import inspect_engine
+
+        return inspect_engine(path, plugin)
+
     def rebuild(self, built: Path, changed: Path, plugin: str) -> Path:
         """Build with the same library, for the same GPUs, and with the same plugin."""
         from .builder.rebuild import rebuild
@@ -111,6 +138,7 @@ class TensorRt(EngineBackend):
     """TensorRT."""
 
     name, title = TENSORRT, "TensorRT"
+    kernels_inside = True
     triton_backend = "tensorrt"
 
     def _library_line(self) -> DoctorLine:

@@ -20,9 +20,9 @@ from localattn.core.errors import UsageError
 from localattn.core.machine.processor import host_arch
 from localattn.core.storage.files import sha256
 from localattn.core.storage.library_store import TENSORRT_PLUGIN, read_named
+from localattn.runtime.backends.engines import BuildRequest, PluginChoice
 from localattn.runtime.backends.tensorrt.builder import source as source_module
 from localattn.runtime.backends.tensorrt.builder.build import build_engine
-from localattn.runtime.backends.tensorrt.builder.request import BuildRequest, PluginChoice
 from localattn.runtime.backends.tensorrt.builder.source import profiles_for, read_source
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
 

@@ -13,8 +13,8 @@ import pytest
 from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.errors import UsageError
 from localattn.core.storage.publishing import sealed
+from localattn.runtime.backends.engines import BuildRequest
 from localattn.runtime.backends.tensorrt.builder.build import build_engine
-from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
 from localattn.runtime.backends.tensorrt.library import open_library
 

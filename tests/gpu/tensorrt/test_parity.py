@@ -22,7 +22,7 @@ from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.storage.files import sha256
 from localattn.core.tolerance import tolerance_for
 from localattn.exporter.export import ExportRequest, export, open_request
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source.reference_runner import ReferenceRunner
 from localattn.runtime.backends.tensorrt.library import open_library
 from localattn.runtime.inputs.arrays import random_inputs

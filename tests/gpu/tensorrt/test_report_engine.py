@@ -11,8 +11,8 @@ import pytest
 from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.storage.files import sha256
 from localattn.core.storage.publishing import SEAL
+from localattn.runtime.backends.engines import BuildRequest
 from localattn.runtime.backends.tensorrt.builder.build import build_engine
-from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 
 from ...conftest import Finished
 from ...reports.test_report_pages import HOSTILE, assert_harmless, renderings, same_tables

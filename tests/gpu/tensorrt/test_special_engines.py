@@ -14,9 +14,9 @@ from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import VARIANTS, NodeAttributes
 from localattn.core.storage.files import sha256
+from localattn.runtime.backends.engines import EngineLayer
 from localattn.runtime.backends.tensorrt.builder.checks import judge_plugins
 from localattn.runtime.backends.tensorrt.device import Device, find_device_or_none
-from localattn.runtime.backends.tensorrt.layers import EngineLayer
 from localattn.runtime.backends.tensorrt.open import check_device, open_engine, why_never_opened
 from localattn.runtime.backends.tensorrt.session import check_place
 

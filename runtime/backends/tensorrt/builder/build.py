@@ -12,65 +12,27 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from .....core.documents.engine_sidecar import BuildOptions, EngineSidecar, PluginRecord
-from .....core.documents.report import Report
 from .....core.documents.sidecar import PARITY, CheckRecord, sidecar_path
 from .....core.error_texts import argument
 from .....core.errors import BuildFailed, MissingDependency, UsageError
 from .....core.progress import timed_steps
-from .....core.renamed import RenamedAttribute
 from .....core.storage.files import sha256
 from .....core.storage.outputs import check_outputs, writing
 from .....core.storage.publishing import publish_together, sealed
 from .....core.versions import installed
+from ...engines import BuildReport, BuildRequest, Compare
 from ..device import Device, find_device, find_device_or_none, platform_name
 from ..library import TensorRTLibrary, open_library
 from ..open import start_device, why_never_opened
 from ..plugins import loaded_plugin, registered_op_types
 from .checks import check_engine, check_network
 from .network import build, parse
-from .request import BuildRequest, resolve_targets
+from .request import resolve_targets
 from .source import Source, check_fp8, profiles_for, read_source
 from .special import check_kept, check_kind
 from .timing_cache import extend, stage
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class BuildReport(Report):
-    """A finished build.
-
-    Args:
-        path: the engine.
-        sidecar: what its sidecar says.
-        notes: what the user should know.
-    """
-
-    path: Path
-    sidecar: EngineSidecar
-    notes: list[str]
-    facts = RenamedAttribute("sidecar")
-
-    @property
-    def files(self) -> list[Path]:
-        """The engine and its sidecar."""
-        return [self.path, sidecar_path(self.path)]
-
-    @property
-    def checks(self) -> list[CheckRecord]:
-        """The checks of the engine."""
-        return self.sidecar.checks
-
-    def headline(self) -> str:
-        """Return the engine and its properties as one line."""
-        return (
-            f"{self.path}  {self.sidecar.backend} {self.sidecar.library_version} "
-            f"for {', '.join(self.sidecar.targets)}, {self.sidecar.dtype}"
-        )
-
-
-# The new engine, the ONNX file, the plugin library and where to run → the record of a comparison of the two.
-Compare = Callable[[Path, Path, Path | None, str], CheckRecord]
 
 
 @timed_steps(_log)

@@ -17,9 +17,9 @@ from .....core.documents.engine_sidecar import ProfileRecord
 from .....core.error_texts import argument
 from .....core.errors import BuildFailed, MissingDependency
 from .....onnx_graph.library_errors import refused_as
+from ...engines import BuildRequest
 from ..library import TensorRTLibrary
 from . import special
-from .request import BuildRequest
 from .source import Source
 
 

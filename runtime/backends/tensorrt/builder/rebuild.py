@@ -7,9 +7,9 @@ from pathlib import Path
 from .....core.documents.engine_sidecar import read_engine_sidecar
 from .....core.error_texts import argument
 from .....core.errors import UsageError
+from ...engines import BuildRequest, PluginChoice
 from ..plugins import find_library
 from .build import build_engine
-from .request import BuildRequest, PluginChoice
 
 
 def rebuild(engine: Path, changed: Path, plugin: str) -> Path:

@@ -24,9 +24,9 @@ from localattn.core.storage.library_store import TENSORRT_PLUGIN, Library, read_
 from localattn.core.tensorrt_versions import FEATURES
 from localattn.doctor.probe_process import package
 from localattn.plugins.library.registry import available_backends, load_into_registry
+from localattn.runtime.backends.engines import BuildRequest, PluginChoice
 from localattn.runtime.backends.tensorrt.builder import network
 from localattn.runtime.backends.tensorrt.builder.checks import check_network
-from localattn.runtime.backends.tensorrt.builder.request import BuildRequest, PluginChoice
 from localattn.runtime.backends.tensorrt.builder.source import profiles_for, read_source
 from localattn.runtime.backends.tensorrt.builder.timing_cache import extend, stage
 from localattn.runtime.backends.tensorrt.library import TensorRTLibrary, open_library
