@@ -12,7 +12,8 @@ from typing import Any
 
 from .....core.documents.sidecar import CheckRecord
 from .....core.dtypes import NUMPY_NAME, SHORT_NAME
-from ..layers import ELEMENTS, EngineLayer, read_layers
+from ...engines import EngineLayer
+from ..layers import ELEMENTS, read_layers
 from ..library import TensorRTLibrary
 from .source import Source
 
