@@ -24,8 +24,8 @@ from .runner import Runner
 _MOST_DEPARTING = 0.5
 # Elements compared at a time, and at least a position.
 _CHUNK = 1 << 18
-# A position whose relative error in fp32 is at most this one differs from the reference by rounding alone: in a trained
-# Gemma 3 it is 1e-5, and the smallest departure that is known 1e-2.
+# A position whose relative error in fp32 is at most this one differs from the reference by rounding alone: the largest
+# error of a trained Gemma 3 on text is 3.5e-5 of its logits' root mean square.
 _ALIKE = 1e-4
 
 
@@ -169,7 +169,7 @@ def _equal_positions(
     return same.reshape(expected.shape[:axes])
 
 
-def beside(tolerance: Tolerance, baseline: Baseline | None) -> Tolerance:
+def with_baseline(tolerance: Tolerance, baseline: Baseline | None) -> Tolerance:
     """Return the tolerance with the baseline added, if there is one."""
     return tolerance if baseline is None else replace(tolerance, baseline=baseline)
 

@@ -115,7 +115,7 @@ def _run(
     only = {} if positions is None else {_KEEP: positions}
     with torch.no_grad(), InFloat64() as mode:
         result = model(**inputs, **without_cache(model), **only, return_dict=True)
-    margins = (routing.margin(scores, taken) for scores, taken in mode.choices)
+    margins = (routing.margin(scores, chosen) for scores, chosen in mode.choices)
     return tuple(result[name] for name in args.outputs), [x for x in margins if x is not None]
 
 
