@@ -99,7 +99,11 @@ class ReferenceRunner(Runner):
         kept, decided = self._kept(inputs)
         if decided is not None and _share(kept, decided) >= _LEAST_DECIDED:
             kept = decided if kept is None else kept & decided
-        return None if kept is None else kept_rows(take_sample(kept, self.sample(inputs)), shape)
+        if kept is None:
+            return None
+        # A mask has no axis of channels behind that of positions.
+        sample = {axis + 1 if axis < -1 else axis: chosen for axis, chosen in self.sample(inputs).items()}
+        return kept_rows(take_sample(kept, sample), shape)
 
     def hardly_decided(self, inputs: Arrays) -> bool:
         """Return whether rounding decides the experts of nearly all tokens, so that a difference would show nothing."""

@@ -12,7 +12,10 @@ import torch
 
 import localattn
 from localattn.core.errors import CheckFailed
+from localattn.exporter.export import ExportRequest, open_request
+from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import family, reference
+from localattn.exporter.source.reference_runner import ReferenceRunner
 from localattn.exporter.source.source_model import SourceModel
 
 from ...support.models.hugging_face import CASES, WINDOW, build
@@ -125,6 +128,18 @@ def test_logits_of_a_large_vocabulary_are_compared_around_every_window(
     assert record.status == "passed" and seen
     for positions in seen:
         assert len(positions) <= 40 and {0, 1, WINDOW - 1, WINDOW, WINDOW + 1} <= set(positions.tolist())
+
+
+def test_padding_does_not_count_at_the_positions_either(loud: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "_MOST_LOGITS", 40 * 128)
+    request = ExportRequest(loud, Path("unwritten.onnx"), shapes=ShapeRequest(seq_len=90))
+    runner = ReferenceRunner(open_request(request)[1])
+    ids = np.random.default_rng(0).integers(0, 128, (1, 90))
+    mask = (np.arange(90) >= 50).astype(np.int64)[None]
+    positions = next(iter(runner.sample({"input_ids": ids, "attention_mask": mask}).values()))
+    kept = runner.counted({"input_ids": ids, "attention_mask": mask}, (1, int(positions.sum()), 128))
+    assert kept is not None
+    np.testing.assert_array_equal(kept, np.arange(90)[positions][None] >= 50)
 
 
 def test_weights_are_free_once_the_file_is_written(loud: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
