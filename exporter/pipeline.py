@@ -27,7 +27,6 @@ from ..core.storage.outputs import Output, writing
 from ..core.storage.publishing import publish_together
 from .artifact.form import WrittenForm, written_form
 from .artifact.publish import (
-    demand,
     drop_attention_functions,
     output_specs,
     package_versions,
@@ -39,6 +38,7 @@ from .artifact.shared_weights import share_weights
 from .checks.checked_file import CheckedFile
 from .checks.loads import check_model
 from .checks.table import run_checks
+from .checks.verdict import demand
 from .options import FileOptions
 
 _log = logging.getLogger(__name__)
