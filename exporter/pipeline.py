@@ -57,7 +57,7 @@ class Part:
         nodes: its attention nodes.
         form: the model as it is written, once it is lowered.
         staged: the written file in the temporary folder.
-        data: name of the file of weights beside it; None if there is none.
+        data: name of the file of weights next to it; None if there is none.
         checks: the records of its checks.
     """
 

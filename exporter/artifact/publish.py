@@ -1,4 +1,4 @@
-"""An exported model on disk: the file, large weights beside it, and the move to their places."""
+"""An exported model on disk: the file, large weights next to it, and the move to their places."""
 
 from __future__ import annotations
 
