@@ -85,7 +85,7 @@ class UpstreamClass:
     Args:
         name: `package.Class`, as written in a config.
         unsupported: arguments that cannot be given, each with the reason.
-        why_not_run: why the package's own class is not run next to a file; "" if it is.
+        why_not_run: why the package's own class is not compared with a file; "" if it is.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Open an engine safely: check everything that may not fit before TensorRT reads the file.
 
-TensorRT's own refusals come late, in its log, or as a crash. The sidecar next to an engine state what it was built for
+TensorRT's own refusals come late, in its log, or as a crash. The sidecar of an engine states what it was built for
 (`core/documents/engine_sidecar.py`).
 """
 
@@ -28,7 +28,7 @@ class OpenEngine:
     """An engine in GPU memory.
 
     Args:
-        sidecar: what is written next to it.
+        sidecar: its sidecar.
         opened: the library.
         device: the GPU.
         engine: its `ICudaEngine`.
