@@ -32,7 +32,7 @@ def convert(
     """Convert an exported model to another form, and check that it computes the same.
 
     With --standard-ops the file runs where functions are unknown: in OpenVINO, tract and others. A prefill file
-    beside a step file is converted with it. No checkpoint is needed.
+    next to a step file is converted with it. No checkpoint is needed.
     """
     if not standard_ops:
         raise typer.BadParameter("say what to convert to: --standard-ops", param_hint="--standard-ops")

@@ -14,7 +14,7 @@ from .parts.flags import in_flags
 from .parts.options import EntryOption
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
-from .parts.report_output import OutputOption, ReportFormatOption, choose, show
+from .parts.report_output import Destination, OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..onnx_graph.summary import OnnxSummary
@@ -76,23 +76,29 @@ def inspect(
         document = {**summary.to_dict(), "windows": windows}
         show(destination, "onnx", document, lambda: _print_model(summary), ("localattn", "run", file))
     else:
-        check_exists(file)
-        from ..exporter.checkpoint.describe import describe_checkpoint
+        _inspect_checkpoint(file, config, entry, destination, write_config=write_config)
 
-        description = describe_checkpoint(file, config, entry)
-        following: list[object] = ["localattn", "export", file]
-        if description["needed"] and not write_config:
-            following = ["localattn", "inspect", file]
-            following += (
-                ["--write-config"] if description["template"] else ["--config", config or file.with_suffix(".json")]
-            )
-        elif config is not None:
-            following += ["--config", config]
-        if entry is not None:
-            following += ["--entry", entry]
-        show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
-        if write_config:
-            _write_config(description, file)
+
+def _inspect_checkpoint(
+    file: Path, config: Path | None, entry: str | None, destination: Destination, *, write_config: bool
+) -> None:
+    """Show what a checkpoint is, and write a configuration to complete if it is asked for."""
+    check_exists(file)
+    from ..exporter.checkpoint.describe import describe_checkpoint
+
+    description = describe_checkpoint(file, config, entry)
+    following: list[object] = ["localattn", "export", file]
+    if description["needed"] and not write_config:
+        following = ["localattn", "inspect", file]
+        template = bool(description["template"])
+        following += ["--write-config"] if template else ["--config", config or file.with_suffix(".json")]
+    elif config is not None:
+        following += ["--config", config]
+    if entry is not None:
+        following += ["--entry", entry]
+    show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
+    if write_config:
+        _write_config(description, file)
 
 
 def _write_config(description: dict[str, Any], checkpoint: Path) -> None:

@@ -68,11 +68,11 @@ def to_standard_ops(
     checks: Checks = "all",
     progress: Progress = lambda _: None,
 ) -> list[Converted]:
-    """Write an ONNX file in standard operators alone, and for a step file also the prefill file beside it.
+    """Write an ONNX file in standard operators alone, and for a step file also the prefill file next to it.
 
     Args:
-        model: the file; its weights may lie beside it.
-        output: the file to write; weights that lie beside the model are copied beside it.
+        model: the file; its weights may lie next to it.
+        output: the file to write; weights that lie next to the model are copied next to it.
         overwrite: replace an existing file.
         checks: "quick" leaves out the checks that the table of checks calls long, and compares on one set of inputs.
         progress: called with the name of each step as it begins.
@@ -88,7 +88,7 @@ def to_standard_ops(
 
 
 class ConvertJob(Job[list[Converted]]):
-    """The conversion of a file, and for a step file also of the prefill file beside it, to standard operators.
+    """The conversion of a file, and for a step file also of the prefill file next to it, to standard operators.
 
     Args:
         model: the file.
@@ -96,7 +96,7 @@ class ConvertJob(Job[list[Converted]]):
         options: of its checks, and whether an existing file is replaced.
 
     Raises:
-        UsageError: the sidecar beside the file cannot be read, or that of the output would describe another file.
+        UsageError: the sidecar next to the file cannot be read, or that of the output would describe another file.
     """
 
     def __init__(self, model: Path, output: Path, options: FileOptions) -> None:

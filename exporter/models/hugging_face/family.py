@@ -23,7 +23,7 @@ from .reading import CLASS, decided_sizes, read_folder, read_live
 from .reference import reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_module
 
-# Files beside the weights that those who run the file need.
+# Files next to the weights that those who run the file need.
 ACCOMPANYING_FILES = (
     "config.json",
     "generation_config.json",

@@ -59,7 +59,7 @@ _REMEDIES = (
     ("rotobuf parsing failed", "The file is cut or is not ONNX: copy it again, or export it again."),
     ("No graph was found", "The file holds no model: copy it again, or export it again."),
     ("not a registered function/op", "Export with the function definition, or register a kernel for that node."),
-    ("External data path", "Keep the external data file beside the model, under its original name."),
+    ("External data path", "Keep the external data file next to the model, under its original name."),
     ("External initializer", "The external data file is cut: copy it again, or export the model again."),
 )
 
@@ -217,7 +217,7 @@ def open_file(
     arranged: bool = True,
     halves: Halves = "as usual",
 ) -> OnnxRuntimeSession:
-    """Open an ONNX file; external data is looked for beside it. Arguments as of `runtime.session.load`.
+    """Open an ONNX file; external data is looked for next to it. Arguments as of `runtime.session.load`.
 
     A lean session uses less memory than others on the CPU, and keeps none between runs. One that is not arranged opens
     faster and keeps no copies of matrices, which each run then arranges anew.

@@ -1,6 +1,6 @@
 """Check a bundle on the device: every file's SHA-256 first, then the samples against their expected outputs.
 
-    python verify.py                     # the bundle beside this script
+    python verify.py                     # the bundle next to this script
     python verify.py --provider cuda --format json
     python verify.py --run-libraries     # also with the bundle's own libraries, which are code
 
