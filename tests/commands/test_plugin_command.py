@@ -250,7 +250,10 @@ def test_rewrite_keeps_what_no_kernel_computes(
     proto.graph.output[1].name = "second"
     onnx.save(proto, str(both))
     shown = localattn("plugin", "rewrite", both, "-o", output)
-    assert shown.code == 0 and "kept    too_small as an ONNX function: no kernel computes it: its xpos base is 0.5" in shown.out
+    assert (
+        shown.code == 0
+        and "kept    too_small as an ONNX function: no kernel computes it: its xpos base is 0.5" in shown.out
+    )
     after = onnx.load(str(output))
     assert [node.name for node in after.graph.node if node.domain] == ["served"] and not after.functions
 
