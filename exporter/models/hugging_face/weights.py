@@ -38,7 +38,7 @@ _OF_ADAPTERS = re.compile(
     r"\blora_|\.lora\.|\bbase_layer\.|\bmodules_to_save\.|\boriginal_module\.|\bia3_|\bprompt_(?:embeddings|encoder)\b"
     r"|\b(?:oft|boft|hada|lokr|vera|fourierft|randlora|hra|road|adaption|adamss|beft|bone|c3a|deft|delora|frod|glora"
     r"|gralora|hira|lily|ln_tuning|miss|osf|peanut|psoft|pvera|shira|supertuning|tinylora|trainable_tokens|unilora"
-    r"|vblora|waveft|shadow)_|\bpoly_(?:lora|router)"
+    r"|vblora|waveft|shadow|xlora)_|\bpoly_(?:lora|router)"
 )
 _OF_QUANTISED = re.compile(
     r"\.(?:qweight|qzeros|g_idx|SCB|weight_format|absmax|quant_map|nested_absmax|weight_scale(?:_inv)?|weight_packed"
