@@ -201,7 +201,7 @@ class _Rewrite:
 
         self._fp16, self._fp32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
         self._make = onnx.helper.make_node
-        self._kinds, self._narrow, self._types, self._taken = kinds, set(kinds.values()), types, set(types)
+        self._kinds, self._narrow, self._types, self._used = kinds, set(kinds.values()), types, set(types)
         self._depth, self._watches = 0, watches
         self.roundings: list[_Rounding] = []
 
@@ -292,7 +292,7 @@ class _Rewrite:
     def _new(self, name: str, kind: str) -> str:
         """Make a name that no value has."""
         made = f"{name}/{kind}"
-        while made in self._taken:
+        while made in self._used:
             made += "_"
-        self._taken.add(made)
+        self._used.add(made)
         return made
