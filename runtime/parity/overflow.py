@@ -107,8 +107,9 @@ def range_record(sessions: Sequence[Session], where: str) -> CheckRecord | None:
         return unproven(f"no number but 0 was computed in fp16; {where}")
     else:
         detail = f"the largest of {len(sizes)} values is {max(sizes):,.4g}; fp16 ends at {LARGEST:,.0f}"
-    status = "failed" if shows else "passed"
-    return CheckRecord(name=FP16_RANGE, status=status, detail=f"{detail}; {where}", figures=figures)
+    return CheckRecord(
+        name=FP16_RANGE, status="failed" if shows else "passed", detail=f"{detail}; {where}", figures=figures
+    )
 
 
 def unproven(why: str) -> CheckRecord:

@@ -160,12 +160,14 @@ class OnnxRuntimeSession(Session):
         outputs, peaks = self._run_once(inputs, NO_LIMIT)
         if peaks is None:
             return outputs
-        self.peaks, self.not_finite = np.fmax(self.peaks, peaks), self.not_finite | ~np.isfinite(peaks)
+        self.peaks = np.fmax(self.peaks, peaks)
+        self.not_finite = np.logical_or(self.not_finite, ~np.isfinite(peaks))
         if not (peaks < FP16_ROUNDS_UP).all():
+            overflows = bool((np.isfinite(peaks) & (peaks >= FP16_ROUNDS_UP)).any())  # the others follow, or are masks
             without, larger = self._run_once(inputs, FP16_ROUNDS_UP)
             self.peaks_without_overflow = np.fmax(self.peaks_without_overflow, larger)
             self.overflow_shows |= any(
-                not np.array_equal(found, without[name]) or not np.isfinite(found).all()
+                not np.array_equal(found, without[name], equal_nan=True) or (overflows and not np.isfinite(found).all())
                 for name, found in outputs.items()
             )
         return outputs
