@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import onnx
@@ -86,10 +87,9 @@ def loop(rounds: list[Any], weights: list[Any], again: str = "goes") -> bytes:
 def far(name: str, copies: int, sums: int) -> list[Any]:
     """Nodes that make a value of the weight `first`, with additions of the weight `zero` among them."""
     names = ["first", *(f"{name}{index}" for index in range(copies + sums - 1)), name]
-    steps = list(zip(names, names[1:], strict=False))
     return [
         node("Add", [read, "zero"], [write]) if index < sums else node("Identity", [read], [write])
-        for index, (read, write) in enumerate(steps)
+        for index, (read, write) in enumerate(pairwise(names))
     ]
 
 

@@ -29,12 +29,16 @@ _MOST_DOUBLED = 1 << 17
 # Operators that OpenVINO 2026.4 joins where one follows another and nothing else reads its result. The time follows
 # the third power of their number: 500 Relus 1.7 s of a processor, 1,000 Relus 10.9 s; Additions a fifth of it.
 _JOINED = frozenset(
-    "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu Clip Cos "
-    "Cosh Div Dropout Elu Equal Erf Exp Flatten Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity "
-    "LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Reshape Round Selu "
-    "Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Squeeze Sub Sum Swish Tan Tanh ThresholdedRelu Transpose Unsqueeze "
-    "Where Xor".split()
-)
+    (
+        "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd", "BitwiseNot",
+        "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div", "Dropout", "Elu", "Equal",
+        "Erf", "Exp", "Flatten", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
+        "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg",
+        "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Reshape", "Round", "Selu", "Sigmoid", "Sign", "Sin",
+        "Sinh", "Softplus", "Softsign", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+        "Transpose", "Unsqueeze", "Where", "Xor",
+    )
+)  # fmt: skip
 # The sum of the squares of their places in their rows: 1,172 in one row.
 _MOST_JOINED = 1 << 29
 # The domains of operators that OpenVINO 2026.4 reads.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_rows_that_it_would_join_for_minutes_are_refused_before(order: int, tmp_
     kinds = ("Relu", "Neg", "Identity")
     nodes = [
         onnx.helper.make_node(kinds[index % 3], [read], [write])
-        for index, (read, write) in enumerate(zip(names, names[1:], strict=False))
+        for index, (read, write) in enumerate(pairwise(names))
     ]
     ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in ("x", "y")]
     for taps in (False, True):
