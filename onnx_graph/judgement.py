@@ -24,6 +24,8 @@ MOST_RUNS = 1 << 32
 DEEPEST_GRAPHS = 32
 # Depth of functions that call functions, for which engines and tools recurse. onnxruntime 1.32 supports 100.
 DEEPEST_CALLS = 101  # the call from the graph included
+# Constants that calls of functions give, each of which the loops in the function are counted for.
+MOST_CALLS = 1 << 15
 # Dimensions of a tensor.
 MOST_SIZES = 64
 # Bytes of all sparse tensors of a file, in dense form.
@@ -513,6 +515,7 @@ def locations_of(model: Any) -> frozenset[str]:
 
 
 def _check_loops(model: Any, functions: Mapping[Key, Any]) -> None:
+    """Refuse loops that run too long, and calls of functions with too many constants to tell."""
     runs = _Runs(functions)
     total = runs.of(model.graph, _Scope(model.graph, None))
     if total > MOST_RUNS:
@@ -690,6 +693,8 @@ class _Runs:
         attributes |= {each.name: scope.attribute(each) for each in node.attribute}
         called = (key, tuple(inputs.values()), tuple(sorted(attributes.items(), key=lambda item: item[0])))
         if called not in self._known:
+            if len(self._known) >= MOST_CALLS:
+                raise Refused(f"Its functions are called with more than {MOST_CALLS} different constants.")
             known = {name: value for name, value in inputs.items() if value is not None}
             self._known[called] = self.of(body, _Scope(body, None, known, attributes))
         return self._known[called]

@@ -17,7 +17,7 @@ from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime.bundle.device import verify
 from localattn.runtime.session import load
 
-from ..support.hostile_models import HOSTILE, SOUND, call, far, function, model, node, scalar, tagged, weight
+from ..support.hostile_models import HOSTILE, ONE_AB, SOUND, call, far, function, model, node, scalar, tagged, weight
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -192,6 +192,19 @@ def test_the_judgement_travels_alone(tmp_path: Path) -> None:
         check=True,
     )
     assert "in a circle" in done.stdout
+
+
+def test_calls_with_ever_other_constants_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is counted for itself: functions that give two others to the next would take the limit of nodes."""
+    monkeypatch.setattr(judgement, "MOST_CALLS", 50)
+    steps = [node("Constant", [], [f"k{index}"], value_int=index) for index in range(60)]
+    calls = [node("F", ["x", f"k{index}"], [f"y{index}" if index else "y"], domain="loc") for index in range(60)]
+    made = function("F", ONE_AB)
+    made.input.append("n")
+    OnnxFile.of_bytes(model(steps[:50] + calls[:50], functions=[made])).check()
+    with pytest.raises(UsageError, match="cannot be loaded") as caught:
+        OnnxFile.of_bytes(model(steps + calls, functions=[made])).check()
+    assert "more than 50 different constants" in caught.value.why
 
 
 def without_that_overload() -> bytes:
