@@ -23,7 +23,7 @@ from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
 from ...runtime.parity.runner import Runner, SessionRunner
-from ...runtime.session import check_inputs, find_model, load, read_model_facts
+from ...runtime.session import check_inputs, find_model, load, read_model_sidecar
 from ..parity import check_signature, dynamic_axes, source_of_file
 from ..source.dynamic_axes import dynamic_specs, sizes_of
 from ..source.source_model import SourceModel
@@ -50,10 +50,10 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     """
     progress("Loading the model")
     path = onnx_file_of(request.model)
-    facts = read_model_facts(request.model)
+    sidecar = read_model_sidecar(request.model)
     file = OnnxFile.read(find_model(path))
     session = load(file, provider="cpu", plugin="none", verify=False)  # bisect must accept changed files
-    candidate = SessionRunner(session, file, facts)
+    candidate = SessionRunner(session, file, sidecar)
     asked = ParityRequest(path, request.checkpoint, config=request.config, entry=request.entry)
     source, notes = source_of_file(asked, candidate)
     dtype, axes = candidate.dtype, dynamic_axes(candidate)

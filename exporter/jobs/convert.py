@@ -28,7 +28,7 @@ from ...runtime.parity.comparison import unproven_outputs
 from ...runtime.parity.files import run_file_parity
 from ...runtime.parity.report import ParityRequest
 from ..artifact.form import WrittenForm
-from ..artifact.publish import companion_path, held_tensors, package_versions
+from ..artifact.publish import held_tensors, package_versions, prefill_output
 from ..checks.checked_file import ConvertedFile as CheckedConversion
 from ..checks.outcome import failed, not_proven, passed
 from ..checks.table import names_of
@@ -43,7 +43,7 @@ class Converted:
     Args:
         path: the ONNX file.
         checks: the records of its checks.
-        sidecar: the facts beside it; None if the source has none.
+        sidecar: its sidecar; None if the source has none.
     """
 
     path: Path
@@ -96,22 +96,22 @@ class ConvertJob(Job[list[Converted]]):
         options: of its checks, and whether an existing file is replaced.
 
     Raises:
-        UsageError: the facts beside the file cannot be read, or those beside the output would describe another file.
+        UsageError: the sidecar beside the file cannot be read, or that of the output would describe another file.
     """
 
     def __init__(self, model: Path, output: Path, options: FileOptions) -> None:
         self.options, self._output = options, output
         # Final path → the file it is made from.
         self._sources = {output: model}
-        facts = read_sidecar(model)
-        companion = None if facts is None or facts.step is None else prefill_path(model, facts.step)
-        if companion is not None and is_file(companion):
-            self._sources[companion_path(output)] = companion
-        self._kind = REWRITTEN if facts is None else ONNX
-        if facts is None and is_file(sidecar_path(output)):
+        sidecar = read_sidecar(model)
+        prefill = None if sidecar is None or sidecar.step is None else prefill_path(model, sidecar.step)
+        if prefill is not None and is_file(prefill):
+            self._sources[prefill_output(output)] = prefill
+        self._kind = REWRITTEN if sidecar is None else ONNX
+        if sidecar is None and is_file(sidecar_path(output)):
             raise UsageError(
                 f"{sidecar_path(output)} exists, and would not describe the new file.",
-                why=f"{model} has no facts beside it that could replace them.",
+                why=f"{model} has no sidecar that could replace it.",
                 fix="Choose another name for the output.",
             )
 
@@ -122,7 +122,7 @@ class ConvertJob(Job[list[Converted]]):
         return list(self._sources.values())
 
     def open(self, progress: Progress) -> None:
-        self._facts = {path: read_sidecar(source) for path, source in self._sources.items()}
+        self._sidecars = {path: read_sidecar(source) for path, source in self._sources.items()}
 
     def trace(self, progress: Progress) -> list[Part]:
         parts = []
@@ -139,37 +139,37 @@ class ConvertJob(Job[list[Converted]]):
         return 0 if outside else EXTERNAL_DATA_FROM
 
     def checked(self, part: Part, progress: Progress) -> ConvertedFile:
-        facts = self._facts[part.path] = self._converted_facts(part)
-        if facts is not None:  # a step file is run as its facts describe
-            sidecar_path(part.staged).write_text(sealed(facts.to_json()), encoding="utf-8")
+        sidecar = self._sidecars[part.path] = self._converted_sidecar(part)
+        if sidecar is not None:  # a step file is run as its sidecar describes
+            sidecar_path(part.staged).write_text(sealed(sidecar.to_json()), encoding="utf-8")
         return ConvertedFile(part, self._sources[part.path], self.options, progress)
 
-    def _converted_facts(self, part: Part) -> Sidecar | None:
-        """Return the facts of the source with what is different in the new file."""
-        facts = self._facts[part.path]
-        if facts is None:
+    def _converted_sidecar(self, part: Part) -> Sidecar | None:
+        """Return the sidecar of the source with what is different in the new file."""
+        sidecar = self._sidecars[part.path]
+        if sidecar is None:
             return None
-        step = facts.step
+        step = sidecar.step
         if step is not None and step.prefill is not None:
-            step = step.model_copy(update={"prefill": companion_path(self._output).name})
+            step = step.model_copy(update={"prefill": prefill_output(self._output).name})
         changed = {
             "step": step,
             "standard_ops": True,
             "external_data": part.data,
-            "versions": facts.versions | package_versions(),
+            "versions": sidecar.versions | package_versions(),
             "model_sha256": sha256(part.staged),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
-        return facts.model_copy(update=changed)
+        return sidecar.model_copy(update=changed)
 
     def sidecar(self, part: Part) -> Sidecar | None:
-        facts = self._facts[part.path]
-        if facts is None:
+        sidecar = self._sidecars[part.path]
+        if sidecar is None:
             return None
         source = self._sources[part.path]
-        carried = [check for check in facts.checks if check.name not in names_of("convert")]
+        carried = [check for check in sidecar.checks if check.name not in names_of("convert")]
         before = [check.model_copy(update={"detail": f"{check.detail}; of {source.name}"}) for check in carried]
-        return facts.model_copy(update={"checks": [*part.checks, *before]})
+        return sidecar.model_copy(update={"checks": [*part.checks, *before]})
 
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> list[Converted]:
         return [Converted(part.path, part.checks, sidecar) for part, sidecar in parts]

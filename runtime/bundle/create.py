@@ -84,7 +84,7 @@ class BundleRequest:
 
 
 @dataclass(frozen=True)
-class BundleFacts:
+class CreatedBundle:
     """A written bundle.
 
     Args:
@@ -101,7 +101,7 @@ class BundleFacts:
 
 
 @timed_steps(_log)
-def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -> BundleFacts:
+def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -> CreatedBundle:
     """Write a bundle, whole or not at all.
 
     Raises:
@@ -134,7 +134,7 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
             write_tar(folder, request.output, layout.name)
         else:
             put_folder(folder, request.output)
-    return BundleFacts(request.output, manifest, hashlib.sha256(text).hexdigest(), layout.notes)
+    return CreatedBundle(request.output, manifest, hashlib.sha256(text).hexdigest(), layout.notes)
 
 
 def _read_models(path: Path) -> list[ModelPart]:
@@ -297,7 +297,7 @@ class _Layout:
             self.files.take(sidecar_path(plugin.path), str(sidecar_path(Path(plugin.home))), "sidecar")
 
     def _take_engine(self, part: EnginePart) -> None:
-        facts = part.facts
+        sidecar = part.sidecar
         home = self._repository.engine_home(part) if self._repository else "engines"
         path = f"{home}/{part.path.name}"
         self.files.take(part.path, path, "engine")
@@ -307,12 +307,12 @@ class _Layout:
                 "path": path,
                 "kind": "engine",
                 "samples_of": self._place(self.models[0]),
-                "tolerance": self._tolerance(facts.dtype if facts.dtype in NUMPY_NAME else "fp32"),
-                "inputs": _described(facts.inputs),
-                "outputs": _described(facts.outputs),
-                "backend": facts.backend,
-                "backend_version": facts.library_version,
-                "compute_capability": ",".join(map(_dotted, facts.targets)),
+                "tolerance": self._tolerance(sidecar.dtype if sidecar.dtype in NUMPY_NAME else "fp32"),
+                "inputs": _described(sidecar.inputs),
+                "outputs": _described(sidecar.outputs),
+                "backend": sidecar.backend,
+                "backend_version": sidecar.library_version,
+                "compute_capability": ",".join(map(_dotted, sidecar.targets)),
                 "plugins": [plugin.home for plugin in self.plugins if plugin.digest == part.plugin_digest],
             }
         )

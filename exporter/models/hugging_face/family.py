@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ....core.documents.window_view import WindowView, views
 from ....core.geometry import WindowGeometry
 from ....core.tensors import POSITION_IDS
-from ..family import Inputs, ModelSpec, ShapeRequest, Sizes, State, UpstreamClass
+from ...options import ShapeRequest, Sizes
+from ..family import Inputs, ModelSpec, State, UpstreamClass
 from ..forms import FolderContents, FolderFamily, FolderRequest, StepCache, StepFamily
 from ..parts.float64 import Float64State
 from .arguments import HuggingFaceArgs
@@ -23,7 +24,7 @@ from .reference import reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_module
 
 # Files beside the weights that those who run the file need.
-COMPANIONS = (
+ACCOMPANYING_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -57,7 +58,7 @@ class HuggingFaceFamily(FolderFamily[HuggingFaceArgs], StepFamily[HuggingFaceArg
     key_mask = MASK
     fuses = True
     folder_of = "a Hugging Face model has architectures in config.json"
-    companions = COMPANIONS
+    accompanying_files = ACCOMPANYING_FILES
     early_start = True
 
     def sizes(self, args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:
