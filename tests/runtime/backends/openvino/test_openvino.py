@@ -71,8 +71,7 @@ def test_rows_that_it_would_join_for_minutes_are_refused_before(order: int, tmp_
     names = ["x", *(f"v{index}" for index in range(1199)), "y"]
     kinds = ("Relu", "Neg", "Identity")
     nodes = [
-        onnx.helper.make_node(kinds[index % 3], [read], [write])
-        for index, (read, write) in enumerate(pairwise(names))
+        onnx.helper.make_node(kinds[index % 3], [read], [write]) for index, (read, write) in enumerate(pairwise(names))
     ]
     ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in ("x", "y")]
     for taps in (False, True):
