@@ -20,6 +20,7 @@ from ...core.errors import UsageError
 from ...core.storage.file_kinds import ONNX
 from ...core.storage.outputs import Output, check_outputs
 from ...core.tensors import BATCH, POSITION_IDS, SEQUENCE
+from ...onnx_graph.precision.half_to_fp32 import has_fp16
 from ...runtime.parity.golden import Golden
 from ...runtime.parity.runner import SessionRunner
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
@@ -188,15 +189,22 @@ class ModuleFile(SequenceFile):
     def __init__(self, part: Part, opened: OpenedModule, golden: Golden | None, progress: Progress) -> None:
         super().__init__(part.staged, opened.options, progress, part.lowered.nodes)
         self._opened, self._form, self.golden = opened, part.lowered, golden
+        self._range: CheckRecord | None = None
 
     def golden_outputs(self, golden: Golden) -> CheckRecord:
         return check_golden(SessionRunner(self.session), golden, self.options.tolerance, "fp32")
 
     def parity(self) -> CheckRecord:
         sets = islice(self._opened.input_sets(), 1 if self.options.quick else None)
-        return check_input_sets(
-            Judged(self.session, self.path, "fp32"), self._opened.reference, sets, self.options.tolerance("fp32")
-        )
+        # A module may compute in fp16 in parts, or have weights in it.
+        judged = Judged.open(self.path, self.session, "fp16" if has_fp16(self.model) else "fp32", "fp32", None)
+        record = check_input_sets(judged, self._opened.reference, sets, self.options.tolerance("fp32"))
+        self._range = judged.range_record()
+        self.session.wake()
+        return record
+
+    def halves(self) -> CheckRecord | None:
+        return self._range
 
     def rows(self) -> CheckRecord:
         opened, dynamic = self._opened, self._opened.options.dynamic
