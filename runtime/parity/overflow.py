@@ -99,7 +99,7 @@ def range_record(sessions: Sequence[Session], where: str) -> CheckRecord | None:
         return None
     sizes = [float(peak) for session in sessions for peak in session.peaks if math.isfinite(peak)]
     shows = any(session.overflow_shows for session in sessions)
-    figures = {"largest": max(sizes, default=0.0)}
+    figures: dict[str, float | int | str] = {"largest": max(sizes, default=0.0)}
     if beyond_fp16(sessions) or shows:
         detail = f"{_what(sessions)}; fp16 ends at {LARGEST:,.0f}, and a GPU computes infinity beyond it"
         detail += ": the outputs change" if shows else ", which changes no bit of the outputs"

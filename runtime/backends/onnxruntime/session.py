@@ -165,6 +165,7 @@ class OnnxRuntimeSession(Session):
         if not (peaks < FP16_ROUNDS_UP).all():
             overflows = bool((np.isfinite(peaks) & (peaks >= FP16_ROUNDS_UP)).any())  # the others follow, or are masks
             without, larger = self._run_once(inputs, FP16_ROUNDS_UP)
+            assert larger is not None, "the same values are watched"
             self.peaks_without_overflow = np.fmax(self.peaks_without_overflow, larger)
             self.overflow_shows |= any(
                 not np.array_equal(found, without[name], equal_nan=True) or (overflows and not np.isfinite(found).all())
