@@ -7,7 +7,7 @@ An option is one field here and the place that uses it. From the field follow th
 | class | its options are taken by |
 |---|---|
 | `CheckOptions` | every export, and conversions |
-| `FileOptions` | checkpoints and modules |
+| `FileOptions`, `PrecisionOptions` | checkpoints and modules |
 | `CheckpointOptions`, `ShapeOptions` | checkpoints |
 
 A help text names other options by `core.error_texts.argument`; the command line shows them as its own.
@@ -171,7 +171,31 @@ class FileOptions(CheckOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
+class PrecisionOptions:
+    """The element types of a file."""
+
+    dtype: Dtype = option(
+        "fp32",
+        "Element type of the file.",
+        "Precision",
+        hint={name: f"For weights in {name}: {argument('weight_dtype', name)}" for name in get_args(WeightDtype)},
+    )
+    weight_dtype: WeightDtype | None = option(
+        None,
+        "int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
+        f"fp8, int8-qdq: 8-bit products of TensorRT's engines. (Default: as {argument('dtype')}.)",
+        "Precision",
+        recorded=True,
+    )
+
+    @property
+    def precision(self) -> str:
+        """The entry of `core.tolerance` with the file's tolerance."""
+        return self.weight_dtype or self.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(PrecisionOptions):
     """How the model of a checkpoint is read, and in what precision and mode it is written."""
 
     config: str | Path | None = option(
@@ -201,19 +225,6 @@ class CheckpointOptions:
         None,
         "Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)",
         "Step files",
-    )
-    dtype: Dtype = option(
-        "fp32",
-        "Element type of the file.",
-        "Precision",
-        hint={name: f"For weights in {name}: {argument('weight_dtype', name)}" for name in get_args(WeightDtype)},
-    )
-    weight_dtype: WeightDtype | None = option(
-        None,
-        "int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
-        f"fp8, int8-qdq: 8-bit products of TensorRT's engines. (Default: as {argument('dtype')}.)",
-        "Precision",
-        recorded=True,
     )
     attention_dtype: AttentionDtype | None = option(
         None,
@@ -278,10 +289,11 @@ class Sizes(ShapeRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleOptions(FileOptions):
+class ModuleOptions(FileOptions, PrecisionOptions):
     """How a module of the user's own is exported; its inputs name the axes."""
 
     dynamic: Sequence[str] = option((), "Names of the axes that stay open.", "Shapes", typed="axes")
+    seq_len: int | None = option(None, "Size of the axis named seq. (Default: that of the inputs.)", "Shapes")
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from ..checks.parity import check_input_sets
 from ..checks.sweep import check_joined_rows
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes
 from ..export_report import ExportReport
-from ..lowering import functions, trace
-from ..options import ExportRequest, FileOptions, ModuleOptions, ShapeRequest, common
+from ..lowering import trace
+from ..options import ExportRequest, FileOptions, ModuleOptions, PrecisionOptions, ShapeRequest, common
 from ..pipeline import Job, Part, Progress, run
 from ..user_module.adapters import refuse_adapters
 from ..user_module.inputs import ModuleInput
@@ -102,6 +102,10 @@ class ModuleJob(Job[ModuleExportReport]):
         self.options = options
         self._given, self._output = (module, inputs, options, origin), output
 
+    @property
+    def precision(self) -> str:
+        return self._given[2].precision
+
     def outputs(self) -> list[Output]:
         return [Output(self._output, ONNX)]
 
@@ -116,7 +120,6 @@ class ModuleJob(Job[ModuleExportReport]):
     def trace(self, progress: Progress) -> list[Part]:
         progress("Tracing the module")
         model = self.opened.trace(self.opened.replacement.module)
-        functions.attach_functions(model)
         return [Part(self._output, model, list(trace.attention_nodes(model)))]
 
     def checked(self, part: Part, progress: Progress) -> ModuleFile:
@@ -154,8 +157,9 @@ def _live_request(
     return ExportRequest(
         checkpoint=checkpoint.loaded.path,
         output=output,
-        shapes=ShapeRequest(options.max_seq_len or length, batch, position_ids=positions),
+        shapes=ShapeRequest(options.max_seq_len or options.seq_len or length, batch, position_ids=positions),
         **common(FileOptions, options),
+        **common(PrecisionOptions, options),
     )
 
 
@@ -188,23 +192,33 @@ class ModuleFile(SequenceFile):
     def __init__(self, part: Part, opened: OpenedModule, golden: Golden | None, progress: Progress) -> None:
         super().__init__(part.staged, opened.options, progress, part.lowered.nodes)
         self._opened, self._form, self.golden = opened, part.lowered, golden
+        self._range: CheckRecord | None = None
 
     def golden_outputs(self, golden: Golden) -> CheckRecord:
-        return check_golden(SessionRunner(self.session), golden, self.options.tolerance, "fp32")
+        options = self._opened.options
+        return check_golden(SessionRunner(self.session), golden, options.tolerance, options.precision)
 
     def parity(self) -> CheckRecord:
-        sets = islice(self._opened.input_sets(), 1 if self.options.quick else None)
-        return check_input_sets(
-            Judged(self.session, self.path, "fp32"), self._opened.reference, sets, self.options.tolerance("fp32")
-        )
+        opened, options = self._opened, self._opened.options
+        # Of a file in fp16 it holds a session of its own, which ends here.
+        judged = Judged.open(self.path, self.session, options.dtype, options.precision, opened.tokens)
+        tolerance = options.tolerance(options.precision)
+        sets = islice(opened.input_sets(judged), 1 if options.quick else None)
+        record = check_input_sets(judged, opened.reference, sets, tolerance, opened.baseline_meter(tolerance))
+        self._range = judged.range_record()
+        self.session.wake()
+        return record
+
+    def halves(self) -> CheckRecord | None:
+        return self._range
 
     def rows(self) -> CheckRecord:
-        opened, dynamic = self._opened, self._opened.options.dynamic
+        opened, options = self._opened, self._opened.options
         lengths = [length := opened.sizes.get(SEQUENCE, 1)]
-        if SEQUENCE in dynamic and not self.options.quick:
+        if SEQUENCE in options.dynamic and not options.quick:
             window = max((geometry.window_size for geometry in opened.replacement.windows), default=1)
             lengths += [n for n in [max(1, length // 2 // window) * window] if n < length]
-        return check_joined_rows(self.session, self.model, "fp32", opened.draw, opened.sizes, lengths)
+        return check_joined_rows(self.session, self.model, options.dtype, opened.draw_typed, opened.sizes, lengths)
 
     def window(self) -> CheckRecord:
         return check_layer_windows(self.nodes, self._opened.absent(self._form))

@@ -73,7 +73,8 @@ def module_from_factory(
     with unchanged(files):
         loaded = _load_weights(module, weights, allow_pickle, entry)
     notes, warnings = tuple(loaded.notes), tuple(loaded.warnings)
-    return module, Origin(reference, kwargs, weights.name, loaded.sha256, notes, warnings, entry)
+    folder = weights if weights.is_dir() else weights.parent
+    return module, Origin(reference, kwargs, weights.name, loaded.sha256, notes, warnings, entry, (folder,))
 
 
 def module_from_pickle(path: Path, entry: str | None = None) -> tuple[nn.Module, Origin]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -19,6 +20,7 @@ class Origin:
         notes: what was chosen while building the module.
         warnings: choices between several sets of weights that nobody made.
         entry: the entry of the checkpoint that was asked for; None where none was.
+        folders: where a tokenizer may lie.
     """
 
     name: str
@@ -28,3 +30,4 @@ class Origin:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     entry: str | None = None
+    folders: tuple[Path, ...] = ()
