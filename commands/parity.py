@@ -14,7 +14,7 @@ from ..reports.figures import comparison_figure, figures_of
 from ..reports.table import Table, numbers, texts
 from .parts.console import print_checks, print_notes, progress, say, suggest, warn
 from .parts.flags import in_flags
-from .parts.options import EntryOption, RuntimeOption, number_option, seed_option
+from .parts.options import EntryOption, FactoryArgsOption, FactoryOption, RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import Destination, OutputOption, ReportFormatOption, choose, show
@@ -53,6 +53,8 @@ def parity(
         INPUT,
     ] = None,
     entry: EntryOption = None,
+    factory: FactoryOption = None,
+    factory_args: FactoryArgsOption = None,
     seeds: Annotated[
         int, typer.Option(min=1, max=MOST_SEEDS, help="Number of sets of inputs at the largest size.")
     ] = 3,
@@ -105,7 +107,7 @@ def parity(
         )
     destination = choose(output_format, output, force)
     lengths, asked = _lengths(seq_len), plugin_asked(plugin, plugin_library)
-    if against is None and golden is None:
+    if against is None and golden is None and factory is None:
         raise typer.BadParameter("give --against, or --golden, or both", param_hint="--against")
     with progress() as step:
         from .api.comparing import parity as compare
@@ -117,6 +119,8 @@ def parity(
                 golden=golden,
                 config=config,
                 entry=entry,
+                factory=factory,
+                factory_args=factory_args,
                 seeds=range(seed, seed + seeds),
                 inputs=load_inputs,
                 seq_len=lengths,

@@ -162,6 +162,9 @@ class FileOptions(CheckOptions):
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.dynamic, str):  # one text, as on the command line
+            names = () if self.dynamic == "none" else tuple(name.strip() for name in self.dynamic.split(","))
+            object.__setattr__(self, "dynamic", names)
         if self.standard_ops and not self.function_body:
             raise UsageError(
                 f"{argument('standard_ops', True)} and {argument('function_body', False)} contradict each other.",

@@ -25,6 +25,17 @@ EntryOption = Annotated[
         "prefix of names. inspect lists them. (Default: the trained ones.)",
     ),
 ]
+FactoryOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FUNCTION",
+        help="A function that returns your own module: package.module:function or file.py:function; --against has its "
+        "weights. (Default: the one it was exported with, on the machine of the export.)",
+    ),
+]
+FactoryArgsOption = Annotated[
+    str | None, typer.Option(metavar="JSON", help="Its keyword arguments. (Default: those of the export.)")
+]
 ProviderOption = Annotated[
     str,
     typer.Option(

@@ -18,6 +18,7 @@ from torch import nn
 from ...core.documents.sidecar import CheckRecord, Sidecar
 from ...core.errors import UsageError
 from ...core.storage.file_kinds import ONNX
+from ...core.storage.module_places import remember
 from ...core.storage.outputs import Output, check_outputs
 from ...core.tensors import BATCH, POSITION_IDS, SEQUENCE
 from ...runtime.parity.golden import Golden
@@ -128,12 +129,18 @@ class ModuleJob(Job[ModuleExportReport]):
     def facts(self, part: Part) -> dict[str, Any]:
         return self.opened.model_facts()
 
+    def published(self, folder: Path) -> None:
+        origin = self.opened.origin
+        if origin.code is not None:
+            note = {"code": str(origin.code), "factory": origin.factory, "folder": str(Path.cwd())}
+            remember(origin.code_sha256, origin.name, origin.kwargs, note)
+
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ModuleExportReport:
         ((part, sidecar),) = parts
         assert sidecar is not None
         opened = self.opened
         return ModuleExportReport(
-            part.path, sidecar, opened.notes, doubts=opened.origin.warnings, replacement=opened.replacement
+            part.path, sidecar, opened.notes, doubts=tuple(opened.warnings), replacement=opened.replacement
         )
 
 

@@ -66,10 +66,30 @@ _SEEDS = (0, 1)
 _CALIBRATED, _MEASURED = 4096, 512
 
 
+_NONE_REPLACED = "no layer of the module is local attention that is known here: it is exported as it is, without a window"
+
+
 def listed_inputs(inputs: Inputs) -> list[ModuleInput]:
-    """Return the inputs, in whatever form they are given."""
+    """Return the inputs, in whatever form they are given.
+
+    Raises:
+        UsageError: they have none of these forms.
+    """
+    if isinstance(inputs, Mapping):
+        inputs = [parse_input(f"{name}:{x}") for name, x in inputs.items()] if _are_texts(inputs) else inputs
+    elif isinstance(inputs, str | Tensor | np.ndarray) or not isinstance(inputs, Sequence):
+        raise UsageError(
+            f"{argument('inputs')} is a {type(inputs).__name__}.",
+            why="A file's inputs have names, those of the arguments of forward.",
+            fix='Give a dict of arrays by name, or ["name:dtype:[sizes]"].',
+        )
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
     return [parse_input(x) if isinstance(x, str) else x for x in parsed]
+
+
+def _are_texts(inputs: Mapping[str, Any]) -> bool:
+    """Return whether inputs are described as `dtype:[sizes]`."""
+    return bool(inputs) and all(isinstance(x, str) for x in inputs.values())
 
 
 def _check_request(module: nn.Module, inputs: Sequence[ModuleInput], options: ModuleOptions) -> None:
@@ -129,6 +149,7 @@ class OpenedModule:
         named = any(axis for x in written for axis in x.axes)
         check_dynamic_axes(untouched, self.inputs, self.by_name, options.dynamic, guessed=not named)
         self.sizes, self.notes = self._sizes(), [*self.origin.notes, *notes]
+        self.warnings = list(self.origin.warnings)
         example = self.draw(0, self.sizes)
         self._untouched = untouched
         self.reference = ModuleRunner(module, untouched, self.by_name, example)
@@ -137,7 +158,7 @@ class OpenedModule:
         )
         self.notes += [*self.reference.notes, *(x.describe() for x in self.replacement.left)]
         if not self.replacement.replaced:
-            self.notes.append("no upstream local-attention layer was replaced; the module exports as it is")
+            self.warnings.append(_NONE_REPLACED)
         with AutocastSeen() as seen:
             outputs = self.reference.check_repeats(example)
         if seen.dtype is not None and options.atol is None and options.rtol is None:
@@ -371,6 +392,7 @@ class OpenedModule:
             "options": recorded(self.options) | ({} if self.origin.entry is None else {"entry": self.origin.entry}),
             "checkpoint_sha256": self.origin.weights_sha256,
             "checkpoint_name": self.origin.weights,
+            "factory_sha256": self.origin.code_sha256,
         }
 
     def specs(self) -> list[TensorSpec]:

@@ -21,6 +21,9 @@ class Origin:
         warnings: choices between several sets of weights that nobody made.
         entry: the entry of the checkpoint that was asked for; None where none was.
         folders: where a tokenizer may lie.
+        code: the file that defines the function; None without a function.
+        code_sha256: SHA-256 of that file as it was run.
+        factory: the function by its whole path, as it can be named from any folder.
     """
 
     name: str
@@ -31,3 +34,6 @@ class Origin:
     warnings: tuple[str, ...] = ()
     entry: str | None = None
     folders: tuple[Path, ...] = ()
+    code: Path | None = None
+    code_sha256: str = ""
+    factory: str = ""

@@ -79,7 +79,7 @@ class _Narrowing:
         # Values that are of the narrow type now, and those of them that count as fp32 in operators that follow.
         self._narrow: set[Any] = set()
         self._counts_as_fp32: set[Any] = set()
-        # Tables, and what is only moved out of them: they follow the other operands.
+        # What is only moved out of tables.
         self._follows: set[Any] = set()
         # The other version of a value, of either type.
         self._others: dict[Any, Any] = {}
@@ -131,11 +131,12 @@ class _Narrowing:
         """Return whether a node computes in the narrow type."""
         if (not node.domain and node.op_type in _PRODUCTS) or (node.domain == DOMAIN and node.op_type in _NODES):
             return True
-        follows = not node.domain and node.op_type in _FOLLOWING
-        if not follows and not (node.domain == FUSED_DOMAIN and node.op_type in _FUSED):
+        fused = node.domain == FUSED_DOMAIN and node.op_type in _FUSED  # its tables follow what it rotates
+        if not fused and not (not node.domain and node.op_type in _FOLLOWING):
             return False
-        others = [x for _, x in read if self._constant(x) is None and x not in self._follows]
-        narrow = bool(others) and all(x in self._narrow and x not in self._counts_as_fp32 for x in others)
+        others = [x for _, x in read if self._constant(x) is None and not (fused and x in self._follows)]
+        as_fp32 = (self._counts_as_fp32, self._follows)
+        narrow = bool(others) and all(x in self._narrow and not any(x in kept for kept in as_fp32) for x in others)
         return narrow and all(self._fits(x) for _, x in read if self._constant(x) is not None)
 
     def _moves_constants(self, node: Any, read: Sequence[tuple[int, Any]]) -> bool:

@@ -146,6 +146,12 @@ def check_names(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None:
     Raises:
         UsageError: it says which.
     """
+    if not isinstance(inputs, Mapping):
+        raise UsageError(
+            f"The inputs came as a {type(inputs).__name__}.",
+            why="A model's inputs have names.",
+            fix=f"Give a dict of arrays: {'; '.join(spec.describe() for spec in specs) or 'nothing'}.",
+        )
     known = {spec.name for spec in specs}
     unknown = [name for name in inputs if name not in known]
     missing = [spec.describe() for spec in specs if spec.name not in inputs]
