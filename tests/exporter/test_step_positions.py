@@ -121,7 +121,7 @@ def test_the_last_position_is_the_last(exported: tuple[list[ExportReport], Any])
     session.position = last - 1
     session.advance({session.facts.token_input: token})
     with pytest.raises(
-        UsageError, match="the largest number in 32 bits" if endless else "learned embeddings for 100048"
+        UsageError, match="the largest number in 32 bits" if endless else "exported for 100048"
     ):
         session.advance({session.facts.token_input: token})
     session.reset()

@@ -54,7 +54,8 @@ def block() -> onnx.ModelProto:
             node("Gelu", ["upb"], ["g"]),
             node("MatMul", ["g", "w2"], ["down"]),
             node("Add", ["stream", "down"], ["stream2"]),
-            node("Greater", ["stream2", "zero"], ["kept"]),
+            node("Greater", ["tokens", "four"], ["late"]),
+            node("Unsqueeze", ["late", "last"], ["kept"]),
             node("Where", ["kept", "down", "low"], ["masked"]),
             node("Softmax", ["masked"], ["p"]),
             node("Transpose", ["stream2"], ["t"], perm=[1, 0, 2]),
@@ -64,14 +65,15 @@ def block() -> onnx.ModelProto:
         {"tokens": [2, 5], "x": [2, 5, 4]},
         {"p": [2, 5, 16], "y": [5, 2, 8]},
         table=weights(11, 16), w0=weights(4, 16), w1=weights(16, 32), b1=weights(32), w2=weights(32, 16),
-        scale=np.ones(16, np.float32), shift=np.zeros(16, np.float32), zero=np.float32(0), low=np.float32(-1e30),
+        scale=np.ones(16, np.float32), shift=np.zeros(16, np.float32), four=np.array(4), last=np.array([-1]), low=np.float32(-1e30),
         W=weights(1, 32, 16), R=weights(1, 32, 8), B=weights(1, 64), one=np.array([1]),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_block_in_half_precision(dtype: str) -> None:
-    given, narrow = block(), converted(block(), dtype)
+    given = block()
+    narrow = converted(given, dtype)
     kind = onnx.TensorProto.FLOAT16 if dtype == "fp16" else onnx.TensorProto.BFLOAT16
     outside = onnx.TensorProto.FLOAT16 if dtype == "fp16" else onnx.TensorProto.FLOAT
     assert [value.type.tensor_type.elem_type for value in narrow.graph.output] == [outside] * 2
