@@ -40,7 +40,6 @@ from ..checks.table import names_of
 from ..options import EXTERNAL_DATA_FROM, Checks, Dtype, FileOptions
 from ..pipeline import Job, Part, Progress, run
 
-
 # The element types that a file can be converted to.
 _NARROW = ("fp16", "bf16")
 
@@ -251,9 +250,7 @@ def _narrowed(proto: onnx.ModelProto, source: Path, dtype: str) -> ir.Model:
     model = ir.serde.deserialize_model(typed)
     ir.external_data.set_base_dir(model.graph, source.absolute().parent)
     if not any(x.dtype == ir.DataType.FLOAT for x in (*model.graph.inputs, *model.graph.outputs)):
-        raise UsageError(
-            f"{source} cannot be converted to {dtype}.", why="None of its inputs and outputs is fp32."
-        )
+        raise UsageError(f"{source} cannot be converted to {dtype}.", why="None of its inputs and outputs is fp32.")
     narrow: ir.Model = fp32_to_half.apply(model, dtype)
     return narrow
 

@@ -70,7 +70,7 @@ def module_from_factory(
         )
     code = _code_of(reference, function)
     if weights is None:
-        warning = f"no weights are given: the file has those that {reference} made; give trained ones with "
+        warning = f"no weights are given: the file has those that {reference} made. Give trained ones with "
         return module, Origin(reference, kwargs, warnings=(f"{warning}{argument('weights')}",), **code)
     files = [] if weights.is_dir() else [weights]
     with unchanged(files):
@@ -110,7 +110,11 @@ def _code_of(reference: str, function: Callable[..., Any]) -> dict[str, Any]:
     if path is None or not Path(path).is_file():
         return {}
     code = Path(path).resolve()
-    return {"code": code, "code_sha256": sha256(code), "factory": f"{code}:{name}" if place.endswith(".py") else reference}
+    return {
+        "code": code,
+        "code_sha256": sha256(code),
+        "factory": f"{code}:{name}" if place.endswith(".py") else reference,
+    }
 
 
 def module_from_pickle(path: Path, entry: str | None = None) -> tuple[nn.Module, Origin]:

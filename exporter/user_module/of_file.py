@@ -177,8 +177,9 @@ class OwnReference(ModuleRunner):
 
 def notes_on_weights(model: Path, sidecar: Sidecar | None, origin: Origin) -> list[str]:
     """Return what the user should know of the weights that are compared with."""
+    if not origin.weights:
+        return [f"compared with the weights that {origin.name} makes"]
     notes: Sequence[str] = origin.notes
     if sidecar is not None and sidecar.checkpoint_sha256 and sidecar.checkpoint_sha256 != origin.weights_sha256:
-        other = origin.weights or "what the function makes"
-        notes = [f"{other} is not the checkpoint {model} was exported from", *notes]
+        notes = [f"{origin.weights} is not the checkpoint {model} was exported from", *notes]
     return [*origin.warnings, *notes]

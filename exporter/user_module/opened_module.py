@@ -66,7 +66,9 @@ _SEEDS = (0, 1)
 _CALIBRATED, _MEASURED = 4096, 512
 
 
-_NONE_REPLACED = "no layer of the module is local attention that is known here: it is exported as it is, without a window"
+_NONE_REPLACED = (
+    "no layer of the module is local attention that is known here: it is exported as it is, without a window"
+)
 
 
 def listed_inputs(inputs: Inputs) -> list[ModuleInput]:

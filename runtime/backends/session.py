@@ -40,6 +40,13 @@ class Session(ABC):
     peaks: NDArray[np.float32] | Sequence[float] = ()
     load_seconds: float | None = None
 
+    def __repr__(self) -> str:
+        """Return the file, where it runs, and its inputs."""
+        source = getattr(self, "_source", "")
+        return f"<{source or type(self).__name__} on {self.backend}, {self.runs_on}: " + (
+            f"{'; '.join(spec.describe() for spec in self.inputs)}>"
+        )
+
     @property
     def kernels(self) -> tuple[str, ...]:
         """Which compiled kernels were loaded for the GPU, a line each; empty where a session does not tell."""

@@ -16,6 +16,7 @@ from ...core.dtypes import NUMPY_NAME
 from ...core.errors import UsageError
 from ...core.progress import timed_steps
 from ...core.storage import library_image
+from ...core.storage.companions import COMPANIONS
 from ...core.storage.file_kinds import BUNDLE, TAR
 from ...core.storage.outputs import Output, writing
 from ...core.tensors import TensorSpec
@@ -40,6 +41,8 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 # Cosine floor for models whose outputs are all below the absolute tolerance, which would accept zeros.
 _LEAST_COSINE = 0.999
+# The size limit of `tokenizer.json` (docs/robustness.md).
+_LARGEST_COMPANION = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,13 @@ def _read_web(request: BundleRequest, model: ModelPart) -> str | None:
     return read_web_version(request.onnxruntime_web)
 
 
+def _name_of(model: Path) -> str:
+    """Return the name of a bundle: the file's, or where that is like every other's, its folder's."""
+    folder = model.absolute().parent.name
+    generic = model.stem in ("model", "model_step", "model_prefill")
+    return folder if generic and folder and not path_problem(folder) else model.stem
+
+
 class _Layout:
     """The files of one bundle as they are written, and their manifest entries.
 
@@ -185,7 +195,7 @@ class _Layout:
     ) -> None:
         self.files, self.request = BundleFiles(folder), request
         self.models, self.plugins, self.engines, self.web = models, plugins, engines, web
-        self.name = request.model.stem
+        self.name = _name_of(request.model)
         self.notes: list[str] = []
         self._repository: Repository | None = None
         self._home = "model" if web is None else MODELS
@@ -235,6 +245,8 @@ class _Layout:
             elif roles.get(source) != "data" or any(source.name == PurePosixPath(name).name for name in read):
                 self.files.take(source, place, roles.get(source, "sidecar"))
         part.file.check_same()
+        if part is self.models[0]:
+            self._take_companions(part.path.parent)
         self._models.append(
             {
                 "path": self._place(part),
@@ -249,6 +261,16 @@ class _Layout:
                 "plugins": [plugin.home for plugin in self.plugins if plugin.kind == "kernels"],
             }
         )
+
+    def _take_companions(self, folder: Path) -> None:
+        """Take along what `export` lays beside a Hugging Face model: tokenizer, chat template, its settings."""
+        sidecar = self.models[0].sidecar
+        if sidecar is None or "architecture" not in sidecar.kwargs:
+            return
+        for name in COMPANIONS:
+            source = folder / name
+            if source.is_file() and not source.is_symlink() and source.stat().st_size <= _LARGEST_COMPANION:
+                self.files.take(source, f"{self._home}/{name}", "tokenizer")
 
     def _tolerance(self, dtype: str) -> dict[str, float | None]:
         """Return the tolerance for a device's outputs, for a model of this element type."""

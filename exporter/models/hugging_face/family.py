@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ....core.documents.window_view import WindowView, views
 from ....core.geometry import WindowGeometry
+from ....core.storage.companions import COMPANIONS
 from ....core.tensors import POSITION_IDS
 from ..family import Inputs, ModelSpec, ShapeRequest, Sizes, State, UpstreamClass
 from ..forms import FolderContents, FolderFamily, FolderRequest, StepCache, StepFamily
@@ -22,22 +23,6 @@ from .reading import CLASS, decided_sizes, read_folder, read_live
 from .reference import reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_module
 
-# Files beside the weights that those who run the file need.
-COMPANIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "preprocessor_config.json",
-)
 # Sequences up to this are compared in any case.
 _SHORT = 256
 

@@ -65,7 +65,8 @@ def block() -> onnx.ModelProto:
         {"tokens": [2, 5], "x": [2, 5, 4]},
         {"p": [2, 5, 16], "y": [5, 2, 8]},
         table=weights(11, 16), w0=weights(4, 16), w1=weights(16, 32), b1=weights(32), w2=weights(32, 16),
-        scale=np.ones(16, np.float32), shift=np.zeros(16, np.float32), four=np.array(4), last=np.array([-1]), low=np.float32(-1e30),
+        scale=np.ones(16, np.float32), shift=np.zeros(16, np.float32), four=np.array(4), last=np.array([-1]),
+        low=np.float32(-1e30),
         W=weights(1, 32, 16), R=weights(1, 32, 8), B=weights(1, 64), one=np.array([1]),
     )  # fmt: skip
 
@@ -120,7 +121,12 @@ def test_captured_values_are_wide() -> None:
 
 
 def test_weights_beyond_fp16_are_refused() -> None:
-    given = model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [1, 2]}, {"y": [1, 2]}, w=np.full((2, 2), 7e4, np.float32))
-    with pytest.raises(UsageError, match="Weights do not fit fp16: w."):
+    given = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": [1, 2]},
+        {"y": [1, 2]},
+        w=np.full((2, 2), 7e4, np.float32),
+    )
+    with pytest.raises(UsageError, match="Weights do not fit fp16: w"):
         converted(given, "fp16")
     assert converted(given, "bf16").graph.initializer[0].data_type == onnx.TensorProto.BFLOAT16
