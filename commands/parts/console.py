@@ -102,7 +102,7 @@ def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def coloured(stream: TextIO) -> bool:
-    """Return whether colours may be written: on a terminal, and neither NO_COLOR (no-color.org) nor TERM=dumb is set."""
+    """Return whether colours may be written: on a terminal, and neither NO_COLOR nor TERM=dumb is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
