@@ -261,7 +261,7 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
     if description["needed"]:
         say("Still needed:")
         for line in description["needed"].splitlines():
-            say(f"  {line}")
+            say(f"  {in_flags(line)}")
     elif description["window"]:
         say(f"Window: {description['window']}")
     if (

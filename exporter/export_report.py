@@ -10,7 +10,7 @@ from ..core.documents.report import Report
 from ..core.documents.sidecar import CheckRecord, Sidecar, sidecar_path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExportReport(Report):
     """What was written.
 

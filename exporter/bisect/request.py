@@ -70,7 +70,7 @@ class Fault:
         }
 
 
-@dataclass
+@dataclass(repr=False)
 class BisectReport:
     """The result of a bisection.
 
@@ -96,6 +96,11 @@ class BisectReport:
     def __bool__(self) -> bool:
         """Return `passed`."""
         return self.passed
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line."""
+        verdict = "all agree" if self.fault is None else f"{self.fault.module or 'the model'} differs"
+        return f"<BisectReport: {len(self.rows)} module boundaries, {verdict}>"
 
     @property
     def largest(self) -> Measured:

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from ...core.documents.report import outcomes_text
 from ...core.documents.sidecar import CheckRecord, Sidecar, read_sidecar, sidecar_path
 from ...core.dtypes import IO_NAME
 from ...core.error_texts import argument
@@ -44,7 +45,7 @@ from ..pipeline import Job, Part, Progress, run
 _NARROW = ("fp16", "bf16")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Converted:
     """A converted file.
 
@@ -66,6 +67,10 @@ class Converted:
     def __bool__(self) -> bool:
         """Return `passed`."""
         return self.passed
+
+    def __repr__(self) -> str:
+        """Return the file and the outcomes of its checks."""
+        return f"<{self.path}: {outcomes_text(check.status for check in self.checks)}>"
 
 
 def to_standard_ops(

@@ -44,7 +44,7 @@ from ..user_module.replace import ReplacedLayer, ReplacementReport
 from .checkpoint import CheckpointJob, open_request
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModuleExportReport(ExportReport):
     """The result of exporting a module.
 

@@ -7,7 +7,8 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import onnx_ir as ir
@@ -261,7 +262,8 @@ class _StepEntry(_Entry):
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the exporter's own messages from the user's terminal."""
-    with quiet_loggers(_CHATTY), warnings.catch_warnings():
+    # PyTorch prints the graph so far where tracing fails: hundreds of lines.
+    with quiet_loggers(_CHATTY), warnings.catch_warnings(), redirect_stdout(StringIO()):
         warnings.simplefilter("ignore")
         yield
 

@@ -37,7 +37,7 @@ Inputs = Mapping[str, NDArray[Any] | Tensor]
 _HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecordReport(Report):
     """The result of a recording.
 

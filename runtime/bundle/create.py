@@ -86,7 +86,7 @@ class BundleRequest:
         return [self.model, *self.load_inputs, *self.plugins, *self.engines, *web]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BundleFacts:
     """A written bundle.
 
@@ -101,6 +101,10 @@ class BundleFacts:
     manifest: dict[str, Any]
     manifest_sha256: str
     notes: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Return the bundle in one line."""
+        return f"<{self.path}: {len(self.manifest['files']) + 1} files, manifest SHA-256 {self.manifest_sha256}>"
 
 
 @timed_steps(_log)

@@ -106,7 +106,7 @@ class Reference:
 FLOAT64 = Reference("float64")
 
 
-@dataclass
+@dataclass(repr=False)
 class ParityReport(Report):
     """The result of a comparison.
 

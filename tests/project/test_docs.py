@@ -93,6 +93,17 @@ def test_getting_started_works_as_written(folder: Path, localattn: Run) -> None:
     assert {path.name for path in folder.iterdir()} >= {"model.onnx", "parity.html", "model_step.onnx", "bundle.tar"}
 
 
+def test_a_model_of_your_own_works_as_written(folder: Path, localattn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One export, and everything that follows from its file."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "tagger", raising=False)
+    namespace: dict[str, Any] = {}
+    for block in runnable(ROOT / "docs" / "own-model.md"):
+        perform(block, localattn, namespace)
+    sys.modules.pop("tagger", None)
+    assert {path.name for path in folder.iterdir()} >= {"tagger.onnx", "tagger_fp16.onnx", "golden.npz", "tagger.tar"}
+
+
 def test_the_functions_of_python_work_as_written(folder: Path, localattn: Run) -> None:
     """In order, on one model."""
     ran, namespace = [block for block in blocks(ROOT / "docs" / "api.md") if block.language == "python"], {}

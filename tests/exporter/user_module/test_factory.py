@@ -87,7 +87,7 @@ def test_factory_in_a_file_with_arguments_and_dynamic_axes(net: Path, localattn:
     assert document["kwargs"] == {"window": 6}
     assert document["dynamic"] == ["batch", "seq"]
     assert document["windows"][0]["window_size"] == 6
-    assert "no weights are given" in document["notes"][0]
+    assert "no weights are given" in document["warnings"][0]
     assert Path("make.onnx").exists()
 
 

@@ -35,7 +35,7 @@ from .timing_cache import extend, stage
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BuildReport(Report):
     """A finished build.
 
