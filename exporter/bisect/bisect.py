@@ -35,7 +35,7 @@ from .boundaries import Boundary, GraphIndex, find_boundaries, first_column
 from .causes import likely_cause
 from .evidence import Evidence, Measured, measure
 from .marked import chosen_sizes, fix, onnx_file_of, open_marked
-from .reference import AttentionCall, Floats, Recording, record
+from .reference import AttentionCall, Floats, Recording, record, record_calls
 from .request import BisectReport, BisectRequest, Fault
 
 _log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def _own_subject(request: BisectRequest, path: Path, candidate: FileRunner) -> t
     windows = {view.geometry for view in windows_of_sidecar(sidecar)}
     length = sidecar.seq_len if sidecar is not None else max(named.values(), default=1)
     found = _Subject(
-        reference.record,
+        lambda inputs: record_calls(reference.running, lambda: reference.compute(dict(inputs))),
         candidate.inputs,
         list(named),
         named,

@@ -18,6 +18,7 @@ from localattn.exporter.jobs.convert import convert
 from localattn.exporter.jobs.module import ModuleOptions, export_module
 from localattn.exporter.user_module.factory import module_from_factory
 from localattn.runtime import load
+
 from ...support.own_module import CODE, INPUT, cache, tagger
 
 
