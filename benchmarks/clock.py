@@ -88,21 +88,21 @@ def interleave(
             times slower than the others would have all the time, and its figure is known well enough.
     """
     kept_runs = {} if fresh else {name: _warm(prepare) for name, prepare in candidates.items()}
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
+    timed: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
     spent = dict.fromkeys(candidates, 0.0)
     begin = time.perf_counter()
-    while wanted := [name for name in candidates if _count_calm(taken[name]) < samples and spent[name] <= most]:
-        if time.perf_counter() - begin > seconds and min(len(taken[name]) for name in wanted) >= least:
+    while wanted := [name for name in candidates if _count_calm(timed[name]) < samples and spent[name] <= most]:
+        if time.perf_counter() - begin > seconds and min(len(timed[name]) for name in wanted) >= least:
             break
         for name in wanted:
             before = time.perf_counter()
             run, calls = kept_runs.get(name) or _warm(candidates[name])
             made = time.perf_counter() - before
-            taken[name].append(_sample(run, calls))
-            spent[name] += made + calls * taken[name][-1][1]
+            timed[name].append(_sample(run, calls))
+            spent[name] += made + calls * timed[name][-1][1]
     kept = {
         name: sorted(pairs, key=lambda pair: pair[0])[: min(samples, max(least, _count_calm(pairs)))]
-        for name, pairs in taken.items()
+        for name, pairs in timed.items()
     }
     return Measurement(
         timings={name: Timing.of([duration for _, duration in pairs]) for name, pairs in kept.items()},

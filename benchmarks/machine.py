@@ -35,7 +35,7 @@ def _cpu_generation() -> str:
     return ", ".join(parts)
 
 
-def facts() -> dict[str, dict[str, Any]]:
+def describe_machine() -> dict[str, dict[str, Any]]:
     """This machine and the releases of what takes part."""
     from localattn.core.versions import installed
     from localattn.exporter.artifact.publish import package_versions
@@ -63,10 +63,10 @@ def _folder_name(cpu: str) -> str:
 
 
 def write_result(name: str, result: Mapping[str, Any]) -> Path:
-    """Write `results/<processor>/<name>.json`, whole or not at all: the facts about this machine, then the result."""
+    """Write `results/<processor>/<name>.json`, whole or not at all: the machine, then the result."""
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     path = result_path(name)
-    write_document(path, {"name": name, "date": date, **facts(), **result})
+    write_document(path, {"name": name, "date": date, **describe_machine(), **result})
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
 
@@ -12,6 +13,7 @@ import typer
 from ..core.errors import UsageError
 from ..core.limits import LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
 from .parts.console import progress, say, suggest, warn
+from .parts.declared import from_fields
 from .parts.options import finite, seed_option, size_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.kernels_in_use import has_nodes, say_kernels
@@ -26,64 +28,73 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def bench(
-    model: Annotated[Path, typer.Argument(help="An exported model or an engine.", show_default=False), INPUT],
-    against: Annotated[
-        list[Path] | None,
-        typer.Option(help="A file to compare with it; may be repeated.", show_default=False),
-        INPUT,
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """How `localattn bench` measures."""
+
     seq_len: Annotated[
         str | None, typer.Option(help="Lengths to measure at (512,1024), for files with a dynamic axis.")
-    ] = None,
-    batch: Annotated[int | None, size_option("Sequences per call, for files with a dynamic axis.", least=1)] = None,
+    ] = None
+    batch: Annotated[int | None, size_option("Sequences per call, for files with a dynamic axis.", least=1)] = None
     duration: Annotated[
         float,
         typer.Option(
             min=0, max=LONGEST_SECONDS, callback=finite, help="Minimum seconds of timed calls for each candidate."
         ),
-    ] = 3.0,
+    ] = 3.0
     iterations: Annotated[
         int, typer.Option(min=1, max=MOST_ITERATIONS, help="Minimum timed calls for each candidate.")
-    ] = 10,
+    ] = 10
     warmup: Annotated[
         float,
         typer.Option(
             min=0, max=1e3 * LONGEST_SECONDS, callback=finite, help="Minimum milliseconds of untimed calls before."
         ),
-    ] = 200.0,
+    ] = 200.0
     rounds: Annotated[
         int, typer.Option(min=1, max=MOST_ROUNDS, help="Turns of each candidate; 6 or more for an interval.")
-    ] = 12,
+    ] = 12
     threads: Annotated[
         str | None, typer.Option(help="CPU threads for one operator (.onnx); a list (1,2) measures each.")
-    ] = None,
-    provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt; or a list.")] = "auto",
+    ] = None
+    provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt; or a list.")] = "auto"
     plugin: Annotated[
         str | None,
         typer.Option(
             help="What computes the attention node: auto, or none for standard operators; a list (none,auto) "
             "measures each. (Default: auto, or the libraries named.)"
         ),
-    ] = None,
+    ] = None
     plugin_library: Annotated[
         list[Path] | None,
         typer.Option(help="A library of compiled kernels to measure with, if you trust it; may be repeated."),
         INPUT,
-    ] = None,
-    runtime: Annotated[
-        str, typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino; or a list.")
-    ] = "auto",
-    percentile: Annotated[str, typer.Option(help="Percentiles of the latency.")] = "50,90,99",
-    cuda_graph: Annotated[
-        bool, typer.Option("--cuda-graph", help="Replay a CUDA graph (cuda, tensorrt, engines).")
-    ] = False,
+    ] = None
+    runtime: Annotated[str, typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino; or a list.")] = (
+        "auto"
+    )
+    percentile: Annotated[str, typer.Option(help="Percentiles of the latency.")] = "50,90,99"
+    cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay a CUDA graph (cuda, tensorrt, engines).")] = (
+        False
+    )
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time goes, by module, operator and node (.onnx).")
-    ] = False,
-    load_inputs: Annotated[Path | None, typer.Option(help="Inputs (.npz) instead of random ones."), INPUT] = None,
-    top: Annotated[int, size_option("Rows of each table of the profile.", least=1)] = 15,
-    seed: Annotated[int, seed_option("Seed of the random inputs and of the order of turns.")] = 0,
+    ] = False
+    load_inputs: Annotated[Path | None, typer.Option(help="Inputs (.npz) instead of random ones."), INPUT] = None
+    top: Annotated[int, size_option("Rows of each table of the profile.", least=1)] = 15
+    seed: Annotated[int, seed_option("Seed of the random inputs and of the order of turns.")] = 0
+
+
+@from_fields
+def bench(
+    *,
+    model: Annotated[Path, typer.Argument(help="An exported model or an engine.", show_default=False), INPUT],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file to compare with it; may be repeated.", show_default=False),
+        INPUT,
+    ] = None,
+    options: BenchOptions,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -101,22 +112,22 @@ def bench(
 
     request = BenchRequest(
         models=(model, *(against or ())),
-        providers=tuple(_listed("--provider", provider, str)),
-        threads=tuple(_listed("--threads", threads, _count)) if threads else (None,),
-        plugins=_plugins(plugin, plugin_library or []),
-        runtimes=tuple(_listed("--runtime", runtime, str)),
-        seq_lens=tuple(_listed("--seq-len", seq_len, _count)) if seq_len else (),
-        batch=batch,
-        duration=duration,
-        iterations=iterations,
-        warmup_ms=warmup,
-        rounds=rounds,
-        percentiles=tuple(_listed("--percentile", percentile, float)),
-        cuda_graph=cuda_graph,
-        profile=profile,
-        top=top,
-        inputs=load_inputs,
-        seed=seed,
+        providers=tuple(_listed("--provider", options.provider, str)),
+        threads=tuple(_listed("--threads", options.threads, _count)) if options.threads else (None,),
+        plugins=_plugins(options.plugin, options.plugin_library or []),
+        runtimes=tuple(_listed("--runtime", options.runtime, str)),
+        seq_lens=tuple(_listed("--seq-len", options.seq_len, _count)) if options.seq_len else (),
+        batch=options.batch,
+        duration=options.duration,
+        iterations=options.iterations,
+        warmup_ms=options.warmup,
+        rounds=options.rounds,
+        percentiles=tuple(_listed("--percentile", options.percentile, float)),
+        cuda_graph=options.cuda_graph,
+        profile=options.profile,
+        top=options.top,
+        inputs=options.load_inputs,
+        seed=options.seed,
     )
     with progress() as step:
         report = run_bench(request, step)
@@ -188,7 +199,7 @@ def _written(report: BenchReport, chosen: ReportFormat) -> str:
 
 
 def _print(report: BenchReport) -> None:
-    from ..reports.bench.tables import facts, profile_tables, profile_text, tables
+    from ..reports.bench.tables import profile_tables, profile_text, summary_rows, tables
 
     for table in tables(report):
         if table.rows:
@@ -198,7 +209,7 @@ def _print(report: BenchReport) -> None:
         say(profile_text(profile))
         for table in profile_tables(profile):
             _print_table(table)
-    for name, value in facts(report):
+    for name, value in summary_rows(report):
         say(f"{name}: {value}")
 
 

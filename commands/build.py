@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,88 +13,98 @@ from ..core.limits import LARGEST_WORKSPACE_MIB, is_size
 from ..core.storage.file_kinds import ENGINE, TIMING_CACHE
 from .api.build_plugin import PluginKind
 from .parts.console import bytes_text, print_checks, print_json, print_notes, print_signature, progress, say, suggest
+from .parts.declared import from_fields
 from .parts.options import FormatOption
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import EngineBackend, PluginLibraryOption
 
 if TYPE_CHECKING:
-    from ..runtime.backends.tensorrt.builder.build import BuildReport
+    from ..runtime.backends.engines import BuildReport
 
 _SHAPES = "as tokens:1x1024,mask:1x1024."
 
 
-def build(
-    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False), INPUT],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The engine to write. (Default: MODEL with .engine.)"),
-        OutputPath(ENGINE),
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How `localattn build` builds an engine."""
+
     backend: Annotated[
         EngineBackend,
         typer.Option(
             help="The inference library it is for: tensorrt (built on the device), or tensorrt-rtx (RTX GPUs; needs no "
             "GPU to build)."
         ),
-    ] = "tensorrt",
+    ] = "tensorrt"
     target: Annotated[
         str | None,
         typer.Option(
             help="GPUs: rtx30, rtx40, rtx50, sm_89, …, with commas. "
             "(Default: the GPU here; for tensorrt-rtx without one: rtx30,rtx40,rtx50.)"
         ),
-    ] = None,
+    ] = None
     device: Annotated[
         int, typer.Option(min=0, max=999, help="The GPU to build on, by number, where there are several.")
-    ] = 0,
+    ] = 0
     plugin: Annotated[
         PluginKind,
         typer.Option(
             help="What computes the attention node: auto: compiled kernels where there are any or can be built; "
             "library: those or nothing; aot: kernels inside the engine; none: standard operators."
         ),
-    ] = "auto",
-    plugin_library: PluginLibraryOption = None,
+    ] = "auto"
+    plugin_library: PluginLibraryOption = None
     timing_cache: Annotated[
         Path | None,
         typer.Option(help="File of measured kernel times, which is read and extended. (TensorRT only.)"),
         OutputPath(TIMING_CACHE),
-    ] = None,
+    ] = None
     workspace: Annotated[
         int | None, typer.Option(min=1, max=LARGEST_WORKSPACE_MIB, help="Scratch memory per layer in MiB.")
-    ] = None,
+    ] = None
     builder_optimization_level: Annotated[
         int | None, typer.Option(min=0, max=5, help="Higher levels search longer for faster kernels.")
-    ] = None,
+    ] = None
     min_shapes: Annotated[
         list[str] | None,
         typer.Option(help=f"Smallest sizes of dynamic axes, {_SHAPES} Repeat it for more profiles."),
-    ] = None,
-    opt_shapes: Annotated[list[str] | None, typer.Option(help="Sizes that each profile is optimized for.")] = None,
-    max_shapes: Annotated[list[str] | None, typer.Option(help="Largest sizes of each profile.")] = None,
+    ] = None
+    opt_shapes: Annotated[list[str] | None, typer.Option(help="Sizes that each profile is optimized for.")] = None
+    max_shapes: Annotated[list[str] | None, typer.Option(help="Largest sizes of each profile.")] = None
     version_compatible: Annotated[
         bool,
         typer.Option(
             "--version-compatible", help="Let later releases of TensorRT run the engine too. (TensorRT only.)"
         ),
-    ] = False,
+    ] = False
     hardware_compatible: Annotated[
         Literal["ampere-plus", "same-capability"] | None,
         typer.Option(
             help="Let other GPUs run the engine too: all from Ampere on, or those of the same capability. (TensorRT "
             "only.)"
         ),
-    ] = None,
-    refit: Annotated[bool, typer.Option("--refit", help="Let the engine's weights be replaced later.")] = False,
+    ] = None
+    refit: Annotated[bool, typer.Option("--refit", help="Let the engine's weights be replaced later.")] = False
     strip_weights: Annotated[
         bool, typer.Option("--strip-weights", help="Leave the weights out; TensorRT's refitter adds them later.")
-    ] = False,
+    ] = False
     embed_plugin: Annotated[
         bool,
         typer.Option(
             "--embed-plugin", help="Put the plugin library into the engine, for hosts that allow code in engines."
         ),
-    ] = False,
+    ] = False
+
+
+@from_fields
+def build(
+    *,
+    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False), INPUT],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The engine to write. (Default: MODEL with .engine.)"),
+        OutputPath(ENGINE),
+    ] = None,
+    options: EngineOptions,
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:
@@ -103,23 +114,22 @@ def build(
     anywhere. Where the engine runs, it is compared with the ONNX file; elsewhere the report says that it was not. An
     engine without the plugin or the precision asked for, or with other outputs, is not written: exit code 5.
     """
-    options = dict(locals())  # before anything else has a name here
-    del options["force"], options["output_format"]
-    options["target"] = (target or "").split(",")
+    arguments: dict[str, Any] = dict(vars(options))
+    arguments["target"] = (options.target or "").split(",")
     for name in ("min_shapes", "opt_shapes", "max_shapes"):
-        options[name] = [parse_shapes(f"--{name.replace('_', '-')}", text) for text in options[name] or ()]
+        arguments[name] = [parse_shapes(f"--{name.replace('_', '-')}", text) for text in arguments[name] or ()]
     with progress() as step:
         from .api.building import build as build_engine
 
-        report = build_engine(**options, overwrite=force, progress=step)
+        report = build_engine(model, output, **arguments, overwrite=force, progress=step)
     if output_format == "json":
-        facts = report.facts.model_dump(mode="json", by_alias=True)
+        sidecar = report.sidecar.model_dump(mode="json", by_alias=True)
         verdict = {"passed": report.passed, "outcomes": report.outcomes}
-        print_json({"engine": str(report.path), **verdict, "notes": report.notes, **facts})
+        print_json({"engine": str(report.path), **verdict, "notes": report.notes, **sidecar})
         return
     print_notes(report.notes)
     _print_report(report)
-    library = None if report.facts.plugin is None else report.facts.plugin.path
+    library = None if report.sidecar.plugin is None else report.sidecar.plugin.path
     named = () if library is None else ("--plugin-library", library)
     suggest("localattn", "parity", report.path, "--against", model, *named)
 
@@ -143,13 +153,13 @@ def parse_shapes(option: str, text: str | None) -> dict[str, tuple[int, ...]]:
 
 
 def _print_report(report: BuildReport) -> None:
-    facts = report.facts
+    sidecar = report.sidecar
     say(
-        f"{report.path}  {facts.backend} {facts.library_version} for {', '.join(facts.targets)}, {facts.dtype}, "
-        f"{bytes_text(facts.engine_bytes)}, built in {facts.seconds:.1f} s"
+        f"{report.path}  {sidecar.backend} {sidecar.library_version} for {', '.join(sidecar.targets)}, "
+        f"{sidecar.dtype}, {bytes_text(sidecar.engine_bytes)}, built in {sidecar.seconds:.1f} s"
     )
-    print_signature(facts)
-    if facts.plugin is not None:
-        say(f"  plugin  {facts.plugin.kind}{f', {facts.plugin.path}' if facts.plugin.path else ''}")
+    print_signature(sidecar)
+    if sidecar.plugin is not None:
+        say(f"  plugin  {sidecar.plugin.kind}{f', {sidecar.plugin.path}' if sidecar.plugin.path else ''}")
     say("Checks:")
-    print_checks(facts.checks)
+    print_checks(sidecar.checks)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,12 +14,14 @@ import typer
 
 from ..core.storage.file_kinds import BUNDLE
 from .parts.console import bytes_text, print_json, print_notes, progress, say, suggest
+from .parts.declared import from_fields
 from .parts.options import FormatOption, ThreadsOption, number_option, seed_option, size_option
 from .parts.paths import INPUT, OutputPath
 from .parts.terminal.help import Group
 
 if TYPE_CHECKING:
-    from ..runtime.bundle.create import BundleFacts
+    from ..runtime.bundle.create import CreatedBundle
+    from ..runtime.bundle.triton import Serving
 
 
 # Where npm installs it, relative to the folder that npm runs in.
@@ -49,8 +52,54 @@ app = typer.Typer(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CreateOptions:
+    """What `localattn bundle` packs."""
+
+    triton: Annotated[bool, typer.Option("--triton", help="Add a repository for Triton Inference Server.")] = False
+    web: Annotated[
+        bool, typer.Option("--web", help="Add a web page on which a step file writes text in any browser.")
+    ] = False
+    onnxruntime_web: Annotated[
+        Path | None,
+        typer.Option(
+            help="For --web: npm's package onnxruntime-web, which runs the model there. "
+            "(Default: node_modules/onnxruntime-web.)"
+        ),
+        INPUT,
+    ] = None
+    samples: Annotated[int, typer.Option(min=0, max=1000, help="Random samples to draw for each model.")] = 2
+    seed: Annotated[int, seed_option("Seed of the first sample.")] = 0
+    load_inputs: Annotated[
+        list[Path] | None, typer.Option(help="Inputs (.npz) to use as a sample instead; may be repeated."), INPUT
+    ] = None
+    plugin_library: Annotated[
+        list[Path] | None,
+        typer.Option(help="A library of plugins or of CPU kernels to include; may be repeated."),
+        INPUT,
+    ] = None
+    engine: Annotated[
+        list[Path] | None, typer.Option(help="An engine of the model to include; may be repeated."), INPUT
+    ] = None
+    atol: Annotated[float | None, number_option("Absolute tolerance on the device, instead of the type's.")] = None
+    rtol: Annotated[float | None, number_option("Relative tolerance on the device, instead of the type's.")] = None
+    triton_instances: Annotated[int, size_option("Copies of the model that Triton runs at once.", least=1)] = 1
+    triton_threads: Annotated[
+        int | None,
+        size_option("CPU threads per copy. (Default: 1 for step files and several copies, else all.)", least=1),
+    ] = None
+    triton_max_batch: Annotated[
+        int, size_option("Requests that Triton joins in a call, if rows are proven independent.", least=1)
+    ] = 8
+    max_sequences: Annotated[
+        int, size_option("Sequences that a copy of a step file serves at once; others wait.", least=1)
+    ] = 16
+
+
 @app.command()
+@from_fields
 def create(
+    *,
     model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False), INPUT],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder or tar to write.", show_default=False), OutputPath(BUNDLE)
@@ -59,95 +108,64 @@ def create(
         Literal["dir", "tar"] | None,
         typer.Option("--format", help="dir or tar; by default a name that ends in .tar is a tar."),
     ] = None,
-    triton: Annotated[bool, typer.Option("--triton", help="Add a repository for Triton Inference Server.")] = False,
-    web: Annotated[
-        bool, typer.Option("--web", help="Add a web page on which a step file writes text in any browser.")
-    ] = False,
-    onnxruntime_web: Annotated[
-        Path | None,
-        typer.Option(
-            help="For --web: npm's package onnxruntime-web, which runs the model there. "
-            "(Default: node_modules/onnxruntime-web.)"
-        ),
-        INPUT,
-    ] = None,
-    samples: Annotated[int, typer.Option(min=0, max=1000, help="Random samples to draw for each model.")] = 2,
-    seed: Annotated[int, seed_option("Seed of the first sample.")] = 0,
-    load_inputs: Annotated[
-        list[Path] | None, typer.Option(help="Inputs (.npz) to use as a sample instead; may be repeated."), INPUT
-    ] = None,
-    plugin_library: Annotated[
-        list[Path] | None,
-        typer.Option(help="A library of plugins or of CPU kernels to include; may be repeated."),
-        INPUT,
-    ] = None,
-    engine: Annotated[
-        list[Path] | None, typer.Option(help="An engine of the model to include; may be repeated."), INPUT
-    ] = None,
-    atol: Annotated[float | None, number_option("Absolute tolerance on the device, instead of the type's.")] = None,
-    rtol: Annotated[float | None, number_option("Relative tolerance on the device, instead of the type's.")] = None,
-    triton_instances: Annotated[int, size_option("Copies of the model that Triton runs at once.", least=1)] = 1,
-    triton_threads: Annotated[
-        int | None,
-        size_option("CPU threads per copy. (Default: 1 for step files and several copies, else all.)", least=1),
-    ] = None,
-    triton_max_batch: Annotated[
-        int, size_option("Requests that Triton joins in a call, if rows are proven independent.", least=1)
-    ] = 8,
-    max_sequences: Annotated[
-        int, size_option("Sequences that a copy of a step file serves at once; others wait.", least=1)
-    ] = 16,
+    options: CreateOptions,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and nothing else, as JSON.")] = False,
 ) -> None:
     """Pack a model with samples, their expected outputs and a script that checks them on the device."""
-    if onnxruntime_web is not None and not web:
+    if options.onnxruntime_web is not None and not options.web:
         raise typer.BadParameter("it needs --web", param_hint="--onnxruntime-web")
-    if web and triton:
+    if options.web and options.triton:
         raise typer.BadParameter(
             "a bundle holds the model once: make one for --triton and another for --web", param_hint="--web"
         )
     with progress() as step:
         from ..runtime.bundle.create import BundleRequest, create_bundle
-        from ..runtime.bundle.triton import Serving
 
         as_tar = shape == "tar" or (shape is None and output.suffix.lower() == ".tar")
         request = BundleRequest(
             model=model,
             output=output,
             as_tar=as_tar,
-            samples=samples,
-            seed=seed,
-            load_inputs=tuple(load_inputs or ()),
-            plugins=tuple(plugin_library or ()),
-            engines=tuple(engine or ()),
-            triton=Serving(triton_instances, triton_max_batch, max_sequences, triton_threads) if triton else None,
-            onnxruntime_web=(onnxruntime_web or NPM_FOLDER) if web else None,
-            atol=atol,
-            rtol=rtol,
+            samples=options.samples,
+            seed=options.seed,
+            load_inputs=tuple(options.load_inputs or ()),
+            plugins=tuple(options.plugin_library or ()),
+            engines=tuple(options.engine or ()),
+            triton=_serving(options) if options.triton else None,
+            onnxruntime_web=(options.onnxruntime_web or NPM_FOLDER) if options.web else None,
+            atol=options.atol,
+            rtol=options.rtol,
             overwrite=force,
         )
-        facts = create_bundle(request, step)
+        created = create_bundle(request, step)
     if as_json:
-        print_json({"path": str(facts.path), "manifest_sha256": facts.manifest_sha256, **facts.manifest})
+        print_json({"path": str(created.path), "manifest_sha256": created.manifest_sha256, **created.manifest})
     else:
-        _print_created(facts)
+        _print_created(created)
 
 
-def _print_created(facts: BundleFacts) -> None:
-    print_notes(facts.notes)
-    files = facts.manifest["files"]
-    say(f"{facts.path}  {len(files) + 1} files, {bytes_text(sum(entry['size'] for entry in files))}")
+def _serving(options: CreateOptions) -> Serving:
+    """Return how Triton Inference Server runs the model."""
+    from ..runtime.bundle.triton import Serving
+
+    return Serving(options.triton_instances, options.triton_max_batch, options.max_sequences, options.triton_threads)
+
+
+def _print_created(created: CreatedBundle) -> None:
+    print_notes(created.notes)
+    files = created.manifest["files"]
+    say(f"{created.path}  {len(files) + 1} files, {bytes_text(sum(entry['size'] for entry in files))}")
     roles: dict[str, list[str]] = {}
     for entry in files:
         roles.setdefault(entry["role"], []).append(entry["path"])
     for role, paths in roles.items():
         say(f"  {role:<8} {', '.join(paths)}")
-    say(f"  manifest SHA-256 {facts.manifest_sha256}")
-    if not facts.manifest["samples"]:
+    say(f"  manifest SHA-256 {created.manifest_sha256}")
+    if not created.manifest["samples"]:
         say("The bundle has no samples: a device can check its files, but cannot compare outputs.")
-    say(f"On the device: {_on_device(facts.path, facts.manifest['name'])}")
-    suggest("localattn", "bundle", "verify", facts.path)
+    say(f"On the device: {_on_device(created.path, created.manifest['name'])}")
+    suggest("localattn", "bundle", "verify", created.path)
 
 
 def _on_device(bundle: Path, name: str) -> str:

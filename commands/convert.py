@@ -66,7 +66,7 @@ def _form(dtype: str | None, *, standard_ops: bool) -> str:
 
 
 def _document(written: Converted) -> dict[str, object]:
-    facts = {} if written.sidecar is None else written.sidecar.to_dict()
+    entries = {} if written.sidecar is None else written.sidecar.to_dict()
     checks = [check.model_dump(mode="json") for check in written.checks]
     verdict = {"passed": written.passed, "outcomes": count_outcomes(check["status"] for check in checks)}
-    return {"model": str(written.path), **verdict, **facts, "checks": checks}
+    return {"model": str(written.path), **verdict, **entries, "checks": checks}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..core.storage.library_store import Library, LibraryKind
     from ..doctor.abilities import Verdict
     from ..doctor.probes import Finding, Looked, Probe
-    from ..plugins.library.facts import Arch
+    from ..plugins.library.sidecar import Arch
 
 
 def doctor(
@@ -84,7 +84,7 @@ def _plugin_probes() -> tuple[Probe, ...]:
     """Make the probes for what the plugin library needs, by the code that builds it."""
     from ..doctor.install_hints import pip_install
     from ..doctor.probes import Probe
-    from ..plugins.library.facts import ARCHITECTURES
+    from ..plugins.library.sidecar import ARCHITECTURES
 
     zig, headers, library = pip_install("ziglang"), pip_install("kernel-lens"), "localattn plugin build"
     building = partial(Probe, area="plugin", serves="building the plugin library")
@@ -120,8 +120,8 @@ def _told(error: LocalAttnError) -> Looked:
 
 
 def _headers() -> Looked:
-    from ..plugins.library.facts import host_arch
     from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+    from ..plugins.library.sidecar import host_arch
 
     tensorrt, cuda = find_tensorrt_headers(host_arch()), find_cuda_headers(host_arch())
     return "ok", tensorrt.version, f"TensorRT {tensorrt.describe()}", (f"CUDA {cuda.describe()}",)
@@ -136,10 +136,13 @@ def _compiler(arch: Arch) -> Looked:
 
 def _library() -> Looked:
     from ..core.storage.library_store import TENSORRT_PLUGIN, candidates
-    from ..plugins.library.facts import parse_facts
+    from ..plugins.library.sidecar import parse_sidecar
 
-    built = [parse_facts(found.facts, found.path) for found in candidates(TENSORRT_PLUGIN)]
-    items = [f"{facts.path}: {facts.arch}, {len(facts.kernels)} kernels, {','.join(facts.targets)}" for facts in built]
+    built = [parse_sidecar(found.sidecar, found.path) for found in candidates(TENSORRT_PLUGIN)]
+    items = [
+        f"{sidecar.path}: {sidecar.arch}, {len(sidecar.kernels)} kernels, {','.join(sidecar.targets)}"
+        for sidecar in built
+    ]
     return ("ok", "", f"{len(built)} installed or in your cache", tuple(items)) if built else ("missing", "", _NONE, ())
 
 
@@ -147,13 +150,13 @@ def _kernels_probe() -> Probe:
     """Make the probe that loads kernels of the newest plugin library onto the GPU, from machine code or from PTX."""
     from ..core.storage.library_store import TENSORRT_PLUGIN
     from ..doctor.probes import Probe
-    from ..plugins.library.facts import parse_facts
+    from ..plugins.library.sidecar import parse_sidecar
 
     def some_kernels(library: Library) -> list[str]:
         """Name one head size for each element type: all sizes are compiled for the same GPUs."""
         head_dims = {
             kernel.dtype: kernel.head_dim
-            for kernel in parse_facts(library.facts, library.path).kernels
+            for kernel in parse_sidecar(library.sidecar, library.path).kernels
             if kernel.op_type == _PLAIN and not kernel.has_shared_qk
         }
         return [f"{dtype}:{head_dim}" for dtype, head_dim in head_dims.items()]

@@ -18,6 +18,7 @@ from ..core.error_texts import shown
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.limits import LARGEST_SIZE
 from .parts.console import note, print_json, say, suggest, warn
+from .parts.declared import from_fields
 from .parts.flags import in_flags
 from .parts.options import (
     FormatOption,
@@ -50,19 +51,17 @@ BYTES = 256
 MOST_PROMPT_BYTES = 16 << 20
 
 
-def generate(
-    model: Annotated[
-        Path,
-        typer.Argument(help="The step file (model_step.onnx), or the engine built from it.", show_default=False),
-        INPUT,
-    ],
-    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this file."), INPUT] = None,
-    prompt_ids: Annotated[str | None, typer.Option(help="Tokens to continue, such as 1,2,3.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """What `localattn generate` continues, and how."""
+
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this file."), INPUT] = None
+    prompt_ids: Annotated[str | None, typer.Option(help="Tokens to continue, such as 1,2,3.")] = None
     chat: Annotated[
         bool, typer.Option("--chat", help="Format the prompt as a chat message with the model's chat template.")
-    ] = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
+    ] = False
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -73,39 +72,50 @@ def generate(
             help="Tokens to generate; -1: until Ctrl-C or its last position. (Default: as generation_config.json says; "
             f"else {DEFAULT_TOKENS}.)",
         ),
-    ] = None,
+    ] = None
     do_sample: Annotated[
         bool | None,
         typer.Option(
             "--do-sample/--no-do-sample",
             help="Draw tokens, or take the likeliest. (Default: as generation_config.json says; else draw.)",
         ),
-    ] = None,
+    ] = None
     temperature: Annotated[
         float | None,
         number_option(
             "Divides the logits; 0 takes the likeliest token. (Default: as generation_config.json says; else 1.)"
         ),
-    ] = None,
-    top_k: Annotated[int | None, size_option("Choose among this many of the likeliest tokens.", least=1)] = None,
+    ] = None
+    top_k: Annotated[int | None, size_option("Choose among this many of the likeliest tokens.", least=1)] = None
     top_p: Annotated[
         float | None,
         typer.Option(
             min=0, max=1, callback=finite, help="Choose among the likeliest tokens whose probabilities add up to this."
         ),
-    ] = None,
-    repetition_penalty: Annotated[float | None, number_option("Above 1, earlier tokens become less likely.")] = None,
-    seed: Annotated[int, seed_option("Seed of the sampling.")] = 0,
-    batch: Annotated[int, size_option("Number of continuations, each with its own random numbers.", least=1)] = 1,
-    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt too.")] = False,
-    provider: ProviderOption = "auto",
-    threads: ThreadsOption = None,
-    plugin: PluginOption = "auto",
-    plugin_library: PluginLibraryOption = None,
-    runtime: RuntimeOption = "auto",
+    ] = None
+    repetition_penalty: Annotated[float | None, number_option("Above 1, earlier tokens become less likely.")] = None
+    seed: Annotated[int, seed_option("Seed of the sampling.")] = 0
+    batch: Annotated[int, size_option("Number of continuations, each with its own random numbers.", least=1)] = 1
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt too.")] = False
+    provider: ProviderOption = "auto"
+    threads: ThreadsOption = None
+    plugin: PluginOption = "auto"
+    plugin_library: PluginLibraryOption = None
+    runtime: RuntimeOption = "auto"
     cuda_graph: Annotated[
         bool, typer.Option("--cuda-graph", help="Record the step as a CUDA graph and replay it (engines).")
-    ] = False,
+    ] = False
+
+
+@from_fields
+def generate(
+    *,
+    model: Annotated[
+        Path,
+        typer.Argument(help="The step file (model_step.onnx), or the engine built from it.", show_default=False),
+        INPUT,
+    ],
+    options: GenerateOptions,
     output_format: FormatOption = "console",
 ) -> None:
     """Continue a prompt, token by token, at constant memory.
@@ -119,39 +129,50 @@ def generate(
     from ..runtime.generation.generator import Generator
     from ..runtime.generation.tokenizer import OpeningTokenizer
 
-    if system is not None and not chat:
+    if options.system is not None and not options.chat:
         raise typer.BadParameter("it needs --chat", param_hint="--system")
     opening = OpeningTokenizer.start(model.parent)
-    generator = Generator.open(model, provider, threads, plugin=plugin_asked(plugin, plugin_library), runtime=runtime)
-    if cuda_graph:
+    plugin = plugin_asked(options.plugin, options.plugin_library)
+    generator = Generator.open(model, options.provider, options.threads, plugin=plugin, runtime=options.runtime)
+    if options.cuda_graph:
         generator.session.use_cuda_graph()
     _prepare(generator)
-    tokenizer = _tokenizer(opening, required=prompt_ids is None)
+    tokenizer = _tokenizer(opening, required=options.prompt_ids is None)
     folder = read_defaults(model.parent, tokenizer)
     settings = folder.settings(
-        do_sample, temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty
+        options.do_sample,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        repetition_penalty=options.repetition_penalty,
     )
-    given = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids, is_text=tokenizer is not None)
-    if chat and isinstance(given, list):
+    given = _read_prompt(
+        generator.vocabulary,
+        options.prompt,
+        options.prompt_file,
+        options.prompt_ids,
+        is_text=tokenizer is not None,
+    )
+    if options.chat and isinstance(given, list):
         raise typer.BadParameter(
             "it needs a text prompt, and a tokenizer.json in the model's folder", param_hint="--chat"
         )
-    ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, system, chat=chat)
+    ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, options.system, chat=options.chat)
     if not ids and folder.bos is not None:
         ids = [folder.bos]  # as transformers begins a text without a prompt
     if tokenizer is not None:
         _check_rows(ids, tokenizer, generator.vocabulary)
     _warn(generator, model, folder.notes)
-    limit = _default_limit(generator, folder, len(ids)) if max_tokens is None else max_tokens
-    settings |= {"seed": seed, **folder.ending(tokenizer)}
-    shown = echo and output_format == "console"
+    limit = _default_limit(generator, folder, len(ids)) if options.max_tokens is None else options.max_tokens
+    settings |= {"seed": options.seed, **folder.ending(tokenizer)}
+    shown = options.echo and output_format == "console"
     run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)
     try:
-        run.all(batch, show=output_format == "console")
+        run.all(options.batch, show=output_format == "console")
     except KeyboardInterrupt:
         run.finish = "interrupted"
     if output_format == "json":
-        print_json({"model": str(model), **run.report(seed)})
+        print_json({"model": str(model), **run.report(options.seed)})
     else:
         note(run.summary())
         suggest("localattn", "bench", model)

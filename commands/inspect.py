@@ -17,8 +17,8 @@ from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_ask
 from .parts.report_output import Destination, OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
-    from ..onnx_graph.facts import OnnxFacts
-    from ..runtime.backends.tensorrt.inspect import EngineReport
+    from ..onnx_graph.summary import OnnxSummary
+    from ..runtime.backends.engines import EngineReport
 
 
 _LONGEST_VALUE = 150  # characters of an argument that are printed
@@ -68,28 +68,28 @@ def inspect(
     if file is None:
         raise typer.BadParameter("give a file, or --factory", param_hint="FILE")
     from ..runtime.backends import registry
+    from ..runtime.backends.building import BuildingBackend
 
     backend = registry.of_file(file)
     if write_config and backend is not None:
         raise typer.BadParameter("it needs a checkpoint", param_hint="--write-config")
     if entry is not None and backend is not None:
         raise typer.BadParameter("it needs a checkpoint", param_hint="--entry")
-    if backend is not None and backend.built:
+    if isinstance(backend, BuildingBackend):
         from ..onnx_graph.windows import windows_of_sidecar
-        from ..runtime.backends.tensorrt.inspect import inspect_engine
 
-        report = inspect_engine(file, plugin_asked(plugin, plugin_library))
-        windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
+        report = backend.inspect(file, plugin_asked(plugin, plugin_library))
+        windows = [view.to_dict() for view in windows_of_sidecar(report.sidecar.model)]
         document = {**report.to_dict(), "windows": windows}
         show(destination, "engine", document, lambda: _print_engine(report), ("localattn", "run", file))
     elif backend is not None:
-        from ..onnx_graph.facts import inspect_onnx
+        from ..onnx_graph.summary import inspect_onnx
         from ..onnx_graph.windows import windows_of_file
 
-        facts = inspect_onnx(file)
-        windows = [view.to_dict() for view in windows_of_file(facts)]
-        document = {**facts.to_dict(), "windows": windows}
-        show(destination, "onnx", document, lambda: _print_model(facts), ("localattn", "run", file))
+        summary = inspect_onnx(file)
+        windows = [view.to_dict() for view in windows_of_file(summary)]
+        document = {**summary.to_dict(), "windows": windows}
+        show(destination, "onnx", document, lambda: _print_model(summary), ("localattn", "run", file))
     else:
         check_exists(file)
         from ..exporter.checkpoint.describe import describe_checkpoint
@@ -152,45 +152,48 @@ def _write_config(description: dict[str, Any], checkpoint: Path) -> None:
     note(f"Wrote {written}. {f'Fill in {left}.' if left else 'Nothing is left to fill in.'}")
 
 
-def _print_model(facts: OnnxFacts) -> None:
-    opsets = ", ".join(f"{domain} {number}" for domain, number in facts.opsets.items())
-    say(f"{facts.path}  {bytes_text(facts.file_bytes)}, IR {facts.ir_version}, {opsets}, by {facts.producer}")
-    print_signature(facts)
-    say(f"  weights {bytes_text(facts.initializer_bytes)}, {facts.weight_dtype or 'none'}")
-    for name in facts.external_data:
-        say(f"  data    {name}{' MISSING' if name in facts.missing_external_data else ''}")
-    if facts.refused:
-        say(f"  REFUSED no engine may open this file: {facts.refused}")
-    counts = sorted(facts.nodes.items(), key=lambda item: (-item[1], item[0]))
-    say(f"  nodes   {sum(facts.nodes.values())}: {', '.join(f'{name} {count}' for name, count in counts[:8])} …")
-    for function in facts.functions:
+def _print_model(summary: OnnxSummary) -> None:
+    opsets = ", ".join(f"{domain} {number}" for domain, number in summary.opsets.items())
+    say(f"{summary.path}  {bytes_text(summary.file_bytes)}, IR {summary.ir_version}, {opsets}, by {summary.producer}")
+    print_signature(summary)
+    say(f"  weights {bytes_text(summary.initializer_bytes)}, {summary.weight_dtype or 'none'}")
+    for name in summary.external_data:
+        say(f"  data    {name}{' MISSING' if name in summary.missing_external_data else ''}")
+    if summary.refused:
+        say(f"  REFUSED no engine may open this file: {summary.refused}")
+    counts = sorted(summary.nodes.items(), key=lambda item: (-item[1], item[0]))
+    say(f"  nodes   {sum(summary.nodes.values())}: {', '.join(f'{name} {count}' for name, count in counts[:8])} …")
+    for function in summary.functions:
         say(f"  defines {function.domain}::{function.name} in {function.nodes} standard operators")
-    plain = bool(facts.sidecar and facts.sidecar_matches and facts.sidecar.standard_ops)
+    plain = bool(summary.sidecar and summary.sidecar_matches and summary.sidecar.standard_ops)
     none = "No attention nodes: the attention is in standard operators." if plain else "No attention windows."
-    say("Attention windows:" if facts.windowed else none)
-    for node in facts.windowed:
+    say("Attention windows:" if summary.windowed else none)
+    for node in summary.windowed:
         say(f"  {node.name}  {_window(node.attributes)}")
-    _print_sidecar(facts)
+    _print_sidecar(summary)
 
 
 def _print_engine(report: EngineReport) -> None:
-    facts = report.facts
-    say(f"{report.path}  {bytes_text(facts.engine_bytes)}, {facts.dtype}, {facts.backend} {facts.library_version}")
+    sidecar = report.sidecar
     say(
-        f"  for     {', '.join(facts.targets)}, {facts.platform}; built {facts.created} on "
-        f"{facts.device or 'a machine without a GPU'}"
+        f"{report.path}  {bytes_text(sidecar.engine_bytes)}, {sidecar.dtype}, "
+        f"{sidecar.backend} {sidecar.library_version}"
     )
-    say(f"  from    {facts.onnx_name} {facts.onnx_sha256[:12]}…")
-    print_signature(facts)
-    for profile in facts.options.profiles:
-        several = f"profile {profile.profile}: " if facts.options.profiles[-1].profile else ""
+    say(
+        f"  for     {', '.join(sidecar.targets)}, {sidecar.platform}; built {sidecar.created} on "
+        f"{sidecar.device or 'a machine without a GPU'}"
+    )
+    say(f"  from    {sidecar.onnx_name} {sidecar.onnx_sha256[:12]}…")
+    print_signature(sidecar)
+    for profile in sidecar.options.profiles:
+        several = f"profile {profile.profile}: " if sidecar.options.profiles[-1].profile else ""
         span = f"from {list(profile.min)} to {list(profile.max)}, best at {list(profile.opt)}"
         say(f"  sizes   {several}{profile.input} {span}")
-    if facts.plugin is None:
+    if sidecar.plugin is None:
         say("  plugin  none; attention is built from standard operators")
     else:
-        where = facts.plugin.path or "inside the engine"
-        say(f"  plugin  {facts.plugin.kind}, {len(facts.plugin.layers)} layers, {where}")
+        where = sidecar.plugin.path or "inside the engine"
+        say(f"  plugin  {sidecar.plugin.kind}, {len(sidecar.plugin.layers)} layers, {where}")
     for line in report.kernels:
         say(f"  kernel  {line}")
     if report.plugin_problem:
@@ -203,7 +206,7 @@ def _print_engine(report: EngineReport) -> None:
         kinds = ", ".join(f"{kind} {count}" for kind, count in report.layer_kinds().items())
         say(f"Layers: {len(report.layers)}: {kinds}")
     say("Checks of the build:")
-    print_checks(facts.checks)
+    print_checks(sidecar.checks)
 
 
 def _window(attributes: dict[str, Any]) -> str:
@@ -215,22 +218,22 @@ def _window(attributes: dict[str, Any]) -> str:
         return "no window"
 
 
-def _print_sidecar(facts: OnnxFacts) -> None:
+def _print_sidecar(summary: OnnxSummary) -> None:
     from ..core.documents.proof import no_window, not_proven
 
-    if facts.sidecar is None:
+    if summary.sidecar is None:
         say("No sidecar: the file's checkpoint and checks are unknown.")
         return
-    if not facts.sidecar_matches:
+    if not summary.sidecar_matches:
         say("The sidecar was NOT written for this file: its SHA-256 differs. Do not rely on the sidecar.")
         return
-    sidecar = facts.sidecar
+    sidecar = summary.sidecar
     say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.title}.")
     say("Checks of the export, as stated by the sidecar. Anyone who can write the sidecar can forge them;")
     say("localattn parity compares the file again:")
     print_checks(sidecar.checks)
-    lines = no_window(sidecar.windows, sidecar.checks, str(facts.path))
-    for line in (*lines, *not_proven(sidecar.unproven, str(facts.path))):
+    lines = no_window(sidecar.windows, sidecar.checks, str(summary.path))
+    for line in (*lines, *not_proven(sidecar.unproven, str(summary.path))):
         warn(line)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from ..core.storage.file_kinds import NPZ
 from ..reports.figures import comparison_figure, figures_of
 from ..reports.table import Table, numbers, texts
 from .parts.console import print_checks, print_notes, progress, say, suggest, warn
+from .parts.declared import from_fields
 from .parts.flags import in_flags
 from .parts.options import EntryOption, FactoryArgsOption, FactoryOption, RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
@@ -26,7 +28,60 @@ if TYPE_CHECKING:
     from ..runtime.parity.report import ParityReport
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParityOptions:
+    """What `localattn parity` compares, and how."""
+
+    golden: Annotated[
+        Path | None,
+        typer.Option(help="An .npz that localattn.record wrote from your own model; with or without --against."),
+        INPUT,
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="The checkpoint's configuration. (Default: the sidecar's, else the one in the checkpoint's folder.)"
+        ),
+        INPUT,
+    ] = None
+    entry: EntryOption = None
+    factory: FactoryOption = None
+    factory_args: FactoryArgsOption = None
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Number of sets of inputs at the largest size.")] = 3
+    seed: Annotated[int, seed_option("The first seed.")] = 0
+    atol: Annotated[float | None, number_option("Absolute tolerance. (Default: by dtype.)")] = None
+    rtol: Annotated[float | None, number_option("Relative tolerance. (Default: by dtype.)")] = None
+    load_inputs: Annotated[
+        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of text or random inputs."), INPUT
+    ] = None
+    save_inputs: Annotated[
+        Path | None, typer.Option(help="Write the worst seed's inputs to this .npz."), OutputPath(NPZ)
+    ] = None
+    save_outputs: Annotated[
+        Path | None,
+        typer.Option(help="Write the worst seed's outputs to this .npz; NAME.reference is the reference's."),
+        OutputPath(NPZ),
+    ] = None
+    seq_len: Annotated[
+        str | None,
+        typer.Option(help="Lengths to compare at (512,1024), for a dynamic axis. (Default: around the window.)"),
+    ] = None
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--not-causal",
+            help="AFTLocal: whether the model was exported with a causal mask. (Default: as the sidecar says.)",
+        ),
+    ] = None
+    provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto"
+    plugin: PluginOption = "auto"
+    plugin_library: PluginLibraryOption = None
+    runtime: RuntimeOption = "auto"
+
+
+@from_fields
 def parity(
+    *,
     models: Annotated[
         list[Path],
         typer.Argument(metavar="MODEL...", help="Exported models, or engines of them.", show_default=False),
@@ -40,53 +95,7 @@ def parity(
         ),
         INPUT,
     ] = None,
-    golden: Annotated[
-        Path | None,
-        typer.Option(help="An .npz that localattn.record wrote from your own model; with or without --against."),
-        INPUT,
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="The checkpoint's configuration. (Default: the sidecar's, else the one in the checkpoint's folder.)"
-        ),
-        INPUT,
-    ] = None,
-    entry: EntryOption = None,
-    factory: FactoryOption = None,
-    factory_args: FactoryArgsOption = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, max=MOST_SEEDS, help="Number of sets of inputs at the largest size.")
-    ] = 3,
-    seed: Annotated[int, seed_option("The first seed.")] = 0,
-    atol: Annotated[float | None, number_option("Absolute tolerance. (Default: by dtype.)")] = None,
-    rtol: Annotated[float | None, number_option("Relative tolerance. (Default: by dtype.)")] = None,
-    load_inputs: Annotated[
-        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of text or random inputs."), INPUT
-    ] = None,
-    save_inputs: Annotated[
-        Path | None, typer.Option(help="Write the worst seed's inputs to this .npz."), OutputPath(NPZ)
-    ] = None,
-    save_outputs: Annotated[
-        Path | None,
-        typer.Option(help="Write the worst seed's outputs to this .npz; NAME.reference is the reference's."),
-        OutputPath(NPZ),
-    ] = None,
-    seq_len: Annotated[
-        str | None,
-        typer.Option(help="Lengths to compare at (512,1024), for a dynamic axis. (Default: around the window.)"),
-    ] = None,
-    causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--not-causal",
-            help="AFTLocal: whether the model was exported with a causal mask. (Default: as the sidecar says.)",
-        ),
-    ] = None,
-    provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
-    plugin: PluginOption = "auto",
-    plugin_library: PluginLibraryOption = None,
-    runtime: RuntimeOption = "auto",
+    options: ParityOptions,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -99,15 +108,15 @@ def parity(
     reference is your own model, as localattn.record recorded it. Exit code 0 if every output of every file is within
     the tolerance, 1 if not.
     """
-    if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
+    if len(models) > 1 and (options.save_inputs is not None or options.save_outputs is not None):
         raise UsageError(
             "--save-inputs and --save-outputs write the arrays of one file.",
             why=f"{len(models)} files are compared.",
             fix="Compare the files one at a time.",
         )
     destination = choose(output_format, output, force)
-    lengths, asked = _lengths(seq_len), plugin_asked(plugin, plugin_library)
-    if against is None and golden is None and factory is None:
+    lengths, plugin = _lengths(options.seq_len), plugin_asked(options.plugin, options.plugin_library)
+    if against is None and options.golden is None and options.factory is None:
         raise typer.BadParameter("give --against, or --golden, or both", param_hint="--against")
     with progress() as step:
         from .api.comparing import parity as compare
@@ -116,22 +125,22 @@ def parity(
             compare(
                 model,
                 against,
-                golden=golden,
-                config=config,
-                entry=entry,
-                factory=factory,
-                factory_args=factory_args,
-                seeds=range(seed, seed + seeds),
-                inputs=load_inputs,
+                golden=options.golden,
+                config=options.config,
+                entry=options.entry,
+                factory=options.factory,
+                factory_args=options.factory_args,
+                seeds=range(options.seed, options.seed + options.seeds),
+                inputs=options.load_inputs,
                 seq_len=lengths,
-                causal=causal,
-                atol=atol,
-                rtol=rtol,
-                provider=provider,
-                plugin=asked,
-                runtime=runtime,
-                save_inputs=save_inputs,
-                save_outputs=save_outputs,
+                causal=options.causal,
+                atol=options.atol,
+                rtol=options.rtol,
+                provider=options.provider,
+                plugin=plugin,
+                runtime=options.runtime,
+                save_inputs=options.save_inputs,
+                save_outputs=options.save_outputs,
                 overwrite=force,
                 progress=step,
             )
@@ -195,7 +204,7 @@ def _print_reports(reports: list[ParityReport]) -> None:
         say(f"{report.model}{how} and {report.against}{judge} are {verdict} within {report.tolerance.describe()}.")
         for side in report.compared_windows:
             say(f"  window of {side['whose']:<13}  {'; '.join(side['windows']) or 'not given'}")
-        for line in report.beside_baseline():
+        for line in report.against_baseline():
             say(f"{line}.")
         print_checks(report.checks)
         if not report.passed:

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from ..core.storage.library_store import Library
     from ..plugins.kernel.compile import AnySpec
     from ..plugins.kernel.targets import Target
-    from ..plugins.library.facts import Arch, LibraryFacts
-    from ..plugins.library.registry import Backend as RegistryBackend
-    from ..plugins.library.registry import RegistryFacts
+    from ..plugins.library.registry import RegistrySummary
+    from ..plugins.library.sidecar import Arch, LibrarySidecar
 
 app = typer.Typer(
     name="plugin",
@@ -100,17 +99,17 @@ def build(
     else:
         specs = every_kernel(_split(dtype), _numbers(head_dim), fp32_products)
     path = output or prepare_cache(chosen_arch) / _file_name(models)
-    facts = up_to_date(path, specs, targets, chosen_arch) if output is None and not force else None
-    if facts is not None:
+    sidecar = up_to_date(path, specs, targets, chosen_arch) if output is None and not force else None
+    if sidecar is not None:
         note(f"{path} is up to date; --force builds it again.")
     else:
-        facts = _built(path, specs, targets, chosen_arch, overwrite=force or output is None, jobs=jobs)
+        sidecar = _built(path, specs, targets, chosen_arch, overwrite=force or output is None, jobs=jobs)
     if output is not None:
         note(f"{path} is not loaded automatically: name it with --plugin-library {path}, or build without --output.")
     if output_format == "json":
-        print_json(_document(facts))
+        print_json(_document(sidecar))
     else:
-        _print_library(facts)
+        _print_library(sidecar)
         suggest("localattn", "plugin", "check", *([] if output is None else [output]))
 
 
@@ -142,7 +141,7 @@ def _refuse_contradictions(*, named: bool, chosen: bool, products: str, output: 
 
 def _built(
     path: Path, specs: Sequence[AnySpec], targets: Sequence[Target], arch: Arch, *, overwrite: bool, jobs: int | None
-) -> LibraryFacts:
+) -> LibrarySidecar:
     """Build the library for TensorRT, and say with what."""
     from ..plugins.compilers import find_compiler
     from ..plugins.library.build import build_library
@@ -195,21 +194,21 @@ def list_libraries(
 ) -> None:
     """Show the libraries that may be loaded automatically, the newest of each kind first, and their contents."""
     from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, candidates
-    from ..plugins.cpu.facts import parse_facts as parse_cpu_facts
-    from ..plugins.library.facts import parse_facts
+    from ..plugins.cpu.sidecar import parse_sidecar as parse_cpu_sidecar
+    from ..plugins.library.sidecar import parse_sidecar
 
-    libraries = [parse_facts(found.facts, found.path) for found in candidates(TENSORRT_PLUGIN)]
-    for_cpu = [parse_cpu_facts(found.facts, found.path) for found in candidates(CPU_KERNELS)]
+    libraries = [parse_sidecar(found.sidecar, found.path) for found in candidates(TENSORRT_PLUGIN)]
+    for_cpu = [parse_cpu_sidecar(found.sidecar, found.path) for found in candidates(CPU_KERNELS)]
     if output_format == "json":
         print_json([*map(_document, libraries), *map(plugin_cpu.document, for_cpu)])
         return
     if not (libraries or for_cpu):
         say("There is no plugin library in your cache. Build one with: localattn plugin build")
-    for facts in libraries:
-        _print_library(facts)
-    for cpu_facts in for_cpu:
-        plugin_cpu.print_library(cpu_facts)
-    paths = [*(facts.path for facts in libraries), *(facts.path for facts in for_cpu)]
+    for sidecar in libraries:
+        _print_library(sidecar)
+    for cpu_sidecar in for_cpu:
+        plugin_cpu.print_library(cpu_sidecar)
+    paths = [*(sidecar.path for sidecar in libraries), *(sidecar.path for sidecar in for_cpu)]
     suggest("localattn", "plugin", *(("check", paths[0]) if paths else ("build",)))
 
 
@@ -232,8 +231,9 @@ def check(
     """
     from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, kind_of, read_named
     from ..plugins.aot.availability import why_not as why_not_ahead_of_time
-    from ..plugins.library.facts import host_arch
     from ..plugins.library.registry import BACKENDS, load_into_registry
+    from ..plugins.library.sidecar import host_arch
+    from ..runtime.backends import registry as runtimes
 
     named_for_cpu = backend is None and library is not None and kind_of(library) is CPU_KERNELS
     if backend == "onnxruntime" or named_for_cpu:
@@ -242,7 +242,7 @@ def check(
     found = newest(TENSORRT_PLUGIN, host_arch()) if library is None else read_named(TENSORRT_PLUGIN, library)
     backends = [known for known in BACKENDS if backend is None or known == backend]
     for chosen in backends:
-        _prepare(chosen)
+        runtimes.builder(chosen).prepare_plugins()
     registered = load_into_registry(found, backends)
     reason = why_not_ahead_of_time()
     if output_format == "json":
@@ -318,7 +318,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _arch(text: str) -> Arch:
-    from ..plugins.library.facts import ARCHITECTURES, host_arch
+    from ..plugins.library.sidecar import ARCHITECTURES, host_arch
 
     if not text:
         return host_arch()
@@ -328,67 +328,57 @@ def _arch(text: str) -> Arch:
     raise UsageError(f"Unknown processor {text!r}.", fix=f"Known: {', '.join(ARCHITECTURES)}.")
 
 
-def _prepare(backend: RegistryBackend) -> None:
-    """Load TensorRT-RTX's library under the name that its own wheel looks for."""
-    from ..runtime.backends.tensorrt_rtx.preload import preload
-
-    if backend == "tensorrt-rtx":
-        try:
-            preload()
-        except MissingDependency:
-            return  # not installed: loading the plugin reports it
-
-
 def _companion(library: Library) -> tuple[Path, str]:
     """Return path and SHA-256 of a plugin library's companion library, which registers it.
 
     Raises:
         MissingDependency: there is no companion that was built with it.
     """
-    from ..plugins.library.facts import companion_path, parse_facts
+    from ..plugins.library.sidecar import companion_path, parse_sidecar
 
-    facts = parse_facts(library.facts, library.path)
+    sidecar = parse_sidecar(library.sidecar, library.path)
     path = companion_path(library.path)
-    if facts.companion is None or not facts.has_companion():
+    if sidecar.companion is None or not sidecar.has_companion():
         raise MissingDependency(
             f"{library.path} has no companion beside it.",
             why=f"{path.name} is missing, or was not built together with it.",
             fix="Build both libraries again: localattn plugin build --force",
         )
-    return path, facts.companion.sha256
+    return path, sidecar.companion.sha256
 
 
-def _document(facts: LibraryFacts) -> dict[str, Any]:
-    return {"path": str(facts.path), **facts.model_dump(mode="json")}
+def _document(sidecar: LibrarySidecar) -> dict[str, Any]:
+    return {"path": str(sidecar.path), **sidecar.model_dump(mode="json")}
 
 
-def _print_library(facts: LibraryFacts) -> None:
-    say(f"{facts.path}  {facts.arch}, {bytes_text(facts.bytes)}, {len(facts.kernels)} kernels")
+def _print_library(sidecar: LibrarySidecar) -> None:
+    say(f"{sidecar.path}  {sidecar.arch}, {bytes_text(sidecar.bytes)}, {len(sidecar.kernels)} kernels")
     alike: dict[tuple[str, str], list[str]] = {}
-    for op_type in dict.fromkeys(kernel.op_type for kernel in facts.kernels):
-        for dtype in dict.fromkeys(kernel.dtype for kernel in facts.kernels):
-            mine = [kernel for kernel in facts.kernels if (kernel.op_type, kernel.dtype) == (op_type, dtype)]
+    for op_type in dict.fromkeys(kernel.op_type for kernel in sidecar.kernels):
+        for dtype in dict.fromkeys(kernel.dtype for kernel in sidecar.kernels):
+            mine = [kernel for kernel in sidecar.kernels if (kernel.op_type, kernel.dtype) == (op_type, dtype)]
             if mine:
                 sizes = ", ".join(dict.fromkeys(str(kernel.head_dim) for kernel in mine if kernel.head_dim))
                 alike.setdefault((op_type, sizes), []).append(dtype)
     for (op_type, sizes), dtypes in alike.items():
         say(f"  kernel  {op_type}: {', '.join(dtypes)}" + (f"; head sizes {sizes}" if sizes else ""))
-    for machine_code, ptx in dict.fromkeys((tuple(k.machine_code), tuple(k.ptx)) for k in facts.kernels):
+    for machine_code, ptx in dict.fromkeys((tuple(k.machine_code), tuple(k.ptx)) for k in sidecar.kernels):
         say(f"  for     machine code of {', '.join(machine_code)}; PTX of {', '.join(ptx)} for later GPUs")
     say(
-        f"  built   {facts.created}, TensorRT headers {facts.tensorrt_headers}, {facts.compiler}, glibc ≥ {facts.glibc}"
+        f"  built   {sidecar.created}, TensorRT headers {sidecar.tensorrt_headers}, {sidecar.compiler}, "
+        f"glibc ≥ {sidecar.glibc}"
     )
-    if facts.companion is not None:
-        say(f"  beside  {facts.companion.name} registers it in hosts that only open or preload libraries")
-    say(f"  sha256  {facts.sha256}")
+    if sidecar.companion is not None:
+        say(f"  beside  {sidecar.companion.name} registers it in hosts that only open or preload libraries")
+    say(f"  sha256  {sidecar.sha256}")
 
 
-def _print_registry(library: Path, facts: RegistryFacts, reason: str) -> None:
-    say(f"{library} in {facts.backend} {facts.version}:")
-    for creator in facts.creators:
+def _print_registry(library: Path, registry: RegistrySummary, reason: str) -> None:
+    say(f"{library} in {registry.backend} {registry.version}:")
+    for creator in registry.creators:
         say(f"  {creator.name}  version {creator.version}, namespace {creator.namespace}")
-    if facts.creators:
-        attributes = dict.fromkeys(attribute for creator in facts.creators for attribute in creator.attributes)
+    if registry.creators:
+        attributes = dict.fromkeys(attribute for creator in registry.creators for attribute in creator.attributes)
         listed = (f"{a.name} {a.type}" + (f"[{a.length}]" if a.length > 1 else "") for a in attributes)
         say(f"  attributes, each of some op types: {', '.join(listed)}")
     say(f"Ahead-of-time plugin, without a library: {'not here: ' + reason if reason else 'usable'}")

@@ -48,7 +48,7 @@ def run(
     """Run an exported model and show its outputs."""
     from ..runtime.inputs.arrays import load_arrays, save_arrays
     from ..runtime.inputs.example_inputs import check_call, draw_call
-    from ..runtime.session import find_model, load, read_model_facts
+    from ..runtime.session import find_model, load, read_model_sidecar
 
     asked = plugin_asked(plugin, plugin_library)
     file = find_model(model)
@@ -57,12 +57,12 @@ def run(
     del file  # the session has what it needs
     if cuda_graph:
         session.use_cuda_graph()
-    facts = read_model_facts(model)
+    sidecar = read_model_sidecar(model)
     if load_inputs is None:
-        inputs, source = draw_call(session.inputs, seed, facts), f"random, seed {seed}"
+        inputs, source = draw_call(session.inputs, seed, sidecar), f"random, seed {seed}"
     else:
         inputs, source = load_arrays(load_inputs), str(load_inputs)
-    check_call(inputs, facts)
+    check_call(inputs, sidecar)
     outputs, milliseconds = _timed(session, inputs, iterations)
     if save_outputs is not None:
         save_arrays(save_outputs, outputs, overwrite=force)
@@ -74,8 +74,8 @@ def run(
         "kernels": list(session.kernels),
         "notes": list(session.notes),
         "input_source": source,
-        "inputs": [_facts(name, array) for name, array in inputs.items()],
-        "outputs": [_facts(name, array) for name, array in outputs.items()],
+        "inputs": [_summary(name, array) for name, array in inputs.items()],
+        "outputs": [_summary(name, array) for name, array in outputs.items()],
         "saved_outputs": None if save_outputs is None else str(save_outputs),
         "milliseconds": milliseconds,
     }
@@ -106,7 +106,7 @@ def _timed(session: Session, inputs: Arrays, iterations: int) -> tuple[Arrays, d
     return outputs, {"first": times[0], "median": statistics.median(times), "iterations": iterations}
 
 
-def _facts(name: str, array: Any) -> dict[str, Any]:
+def _summary(name: str, array: Any) -> dict[str, Any]:
     """Describe an array for the reader; its range is that of its finite values."""
     import numpy as np
 
@@ -143,11 +143,11 @@ def _lines(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _table(facts: Sequence[dict[str, Any]]) -> list[str]:
-    width = max((len(fact["name"]) for fact in facts), default=0)
+def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    width = max((len(row["name"]) for row in rows), default=0)
     lines = []
-    for fact in facts:
-        span = "" if fact["min"] is None else f", from {fact['min']:.6g} to {fact['max']:.6g}"
-        finite = "finite" if fact["finite"] else "NOT FINITE"
-        lines.append(f"  {fact['name']:<{width}}  {fact['dtype']} {fact['shape']}  {finite}{span}")
+    for row in rows:
+        span = "" if row["min"] is None else f", from {row['min']:.6g} to {row['max']:.6g}"
+        finite = "finite" if row["finite"] else "NOT FINITE"
+        lines.append(f"  {row['name']:<{width}}  {row['dtype']} {row['shape']}  {finite}{span}")
     return lines

@@ -49,10 +49,10 @@ def package(name: str, more: str = "") -> dict[str, Any]:
         if error.name == name:
             raise Missing(f"No module named {name!r}.") from error
         raise
-    facts: dict[str, Any] = {"version": str(getattr(module, "__version__", ""))}
+    findings: dict[str, Any] = {"version": str(getattr(module, "__version__", ""))}
     if more:
-        facts |= _MORE[more](module)
-    return facts
+        findings |= _MORE[more](module)
+    return findings
 
 
 def _cuda(torch: Any) -> dict[str, Any]:

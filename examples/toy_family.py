@@ -19,10 +19,11 @@ from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
 from localattn.core.storage.reading import read_plain
 from localattn.exporter.models.arguments import Arguments, Size
-from localattn.exporter.models.family import Inputs, ModelSpec, ShapeRequest, Sizes, UpstreamClass, sequence_length
+from localattn.exporter.models.family import Inputs, ModelSpec, UpstreamClass, sequence_length
 from localattn.exporter.models.forms import FolderContents, FolderFamily, FolderRequest
 from localattn.exporter.models.parts.attention_op import windowed_attention_op
 from localattn.exporter.models.parts.float64 import Float64State
+from localattn.exporter.options import ShapeRequest, Sizes
 
 
 class TaggerArgs(Arguments):

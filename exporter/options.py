@@ -43,17 +43,17 @@ EXTERNAL_DATA_FROM = 1_900_000_000
 
 @dataclass(frozen=True)
 class Option:
-    """What is said about an option besides its name, type and default.
+    """Describe an option beyond its name, type and default.
 
     Args:
-        help: one or two sentences; a default that code finds is written `(Default: …)` at the end.
-        panel: the panel of `--help` that it stands in; "" for an argument of Python alone.
-        flag: its name on the command line, where that is another.
-        typed: what is typed on the command line, "axes" or "file"; "" for what the field's type says.
-        metavar: what the help calls its value; "" for the type's name.
-        recorded: whether the sidecar records a value other than the default, in `options`.
+        help: one or two sentences; a default that is computed is written `(Default: …)` at the end.
+        panel: the panel of `--help` that lists it; "" for an argument of Python only.
+        flag: its name on the command line, if it differs from the field's.
+        typed: what users type on the command line, "axes" or "file"; "" to follow the field's type.
+        metavar: the name of its value in the help; "" for the name of the type.
+        recorded: whether the sidecar's `options` record a value other than the default.
         why_not_steps: why step files do not take it; "" if they do.
-        hint: what to write instead of a value that is none of the choices, by that value.
+        hint: for a value that is not a choice, what to write instead.
     """
 
     help: str
@@ -97,17 +97,23 @@ class CheckOptions:
 
     checks: Checks = option(
         "all",
-        "all, or quick for trying things out on a large model: few inputs are compared, and the checks of the "
-        "window and of memory are left out.",
+        "all, or quick to try out a large model: quick compares few inputs, and skips the checks of the window and "
+        "of memory.",
         "Checks",
     )
-    atol: float | None = option(None, "Absolute tolerance of the parity check. (Default: by dtype.)", "Checks")
-    rtol: float | None = option(None, "Relative tolerance of the parity check. (Default: by dtype.)", "Checks")
-    allow_quadratic: bool = option(False, "Accept tensors that are square in the sequence length.", "Checks")
-    allow_wide_integers: bool = option(
-        False, "Accept integers that need more than 32 bits: not every runtime does.", "Checks"
+    atol: float | None = option(
+        None, "Absolute tolerance of the parity check. (Default: depends on the element type.)", "Checks"
     )
-    seeds: tuple[int, ...] | None = option(None, "Seeds of the parity check. (Default: a few.)")
+    rtol: float | None = option(
+        None, "Relative tolerance of the parity check. (Default: depends on the element type.)", "Checks"
+    )
+    allow_quadratic: bool = option(False, "Accept tensors that grow with the square of the sequence length.", "Checks")
+    allow_wide_integers: bool = option(
+        False, "Accept integers that do not fit in 32 bits. Some runtimes cannot compute with them.", "Checks"
+    )
+    seeds: tuple[int, ...] | None = option(
+        None, "Seeds of the random inputs that parity compares. (Default: one or two.)"
+    )
 
     @property
     def quick(self) -> bool:
@@ -125,40 +131,42 @@ class FileOptions(CheckOptions):
 
     golden: str | Path | None = option(
         None,
-        "An .npz that localattn.record wrote from your own model: the file must match it.",
+        "An .npz file that localattn.record wrote from your own model. The file must match its outputs.",
         "Input",
         typed="file",
     )
     opset: int = option(
         DEFAULT_OPSET,
-        f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}; TensorRT 10.3 reads up to {DEFAULT_OPSET}.",
+        f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}. TensorRT 10.3 reads opsets up to {DEFAULT_OPSET}.",
         "Output",
     )
     function_body: bool = option(
         True,
-        "Leave out the attention node's function; only a plugin can run the file then (TensorRT 10.3).",
+        "Leave out the attention node's ONNX function, for TensorRT 10.3. Only a plugin can run such a file.",
         "Output",
         flag="no_function_body",
     )
     standard_ops: bool = option(
         False,
-        "Write standard operators alone, no functions: for runtimes other than onnxruntime and TensorRT.",
+        "Write standard operators only, without ONNX functions, for runtimes that do not support functions.",
         "Output",
     )
     dynamic: Sequence[str] | None = option(
         None,
-        "Axes that stay open: batch,seq; or none. (Default: those of the model's family, mostly none.)",
+        "Axes of variable size: batch,seq, or none. (Default: those of the model's family, usually none.)",
         "Shapes",
         typed="axes",
     )
     max_seq_len: int | None = option(
         None,
-        f"Longest sequence with {argument('dynamic', ('seq',))}. (Default: the example's, or the model's.)",
+        f"Longest sequence with {argument('dynamic', ('seq',))}. (Default: that of the example, or the model's limit.)",
         "Shapes",
     )
-    overwrite: bool = option(False, "Replace existing files, each by one of the same kind.", "Output", flag="force")
+    overwrite: bool = option(
+        False, "Replace existing files. Each must be of the same kind as its replacement.", "Output", flag="force"
+    )
     external_data_from: int = option(
-        EXTERNAL_DATA_FROM, "Size of the weights in bytes from which they go into a file of their own."
+        EXTERNAL_DATA_FROM, "Write the weights to a separate file if they have at least this many bytes."
     )
 
     def __post_init__(self) -> None:
@@ -179,14 +187,14 @@ class PrecisionOptions:
 
     dtype: Dtype = option(
         "fp32",
-        "Element type of the file.",
+        "Element type of weights and activations.",
         "Precision",
         hint={name: f"For weights in {name}: {argument('weight_dtype', name)}" for name in get_args(WeightDtype)},
     )
     weight_dtype: WeightDtype | None = option(
         None,
-        "int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
-        f"fp8, int8-qdq: 8-bit products of TensorRT's engines. (Default: as {argument('dtype')}.)",
+        "Type of the weights of linear layers. int8: 8-bit products, scaled at run time. int4: 4-bit weights in blocks "
+        f"of 32. fp8, int8-qdq: 8-bit products in TensorRT engines. (Default: that of {argument('dtype')}.)",
         "Precision",
         recorded=True,
     )
@@ -202,40 +210,43 @@ class CheckpointOptions(PrecisionOptions):
     """How the model of a checkpoint is read, and in what precision and mode it is written."""
 
     config: str | Path | None = option(
-        None, "Configuration (JSON, TOML or YAML). (Default: found beside the checkpoint.)", "Input", typed="file"
+        None,
+        "Configuration file (JSON, TOML or YAML). (Default: the one next to the checkpoint.)",
+        "Input",
+        typed="file",
     )
     entry: str | None = option(
         None,
-        "Which weights to read of a checkpoint that holds several sets: state_dict_ema, callbacks.EMA.state, or a "
-        "prefix of names. inspect lists them. (Default: the trained ones.)",
+        "Which weights to read if the checkpoint has several sets: for example state_dict_ema, callbacks.EMA.state, "
+        "or a prefix of tensor names. inspect lists them. (Default: the trained weights.)",
         "Input",
         metavar="NAME",
         recorded=True,
     )
     task: Task | None = option(
-        None, "What a Hugging Face folder is exported for. (Default: what it was saved for.)", "Input"
+        None, "Task to export a Hugging Face folder for. (Default: the one it was saved for.)", "Input"
     )
     mode: Mode = option(
         "full",
-        "full: whole sequences. step: a token a call, with caches; and a file for prompts beside it. "
-        "prefill: the file for prompts alone.",
+        "full: the file takes whole sequences. step: the file takes one token per call, with caches; a prefill file "
+        "for prompts is written next to it. prefill: only the prefill file.",
         "Step files",
     )
     chunk: int | None = option(
-        None, "Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)", "Step files"
+        None, "Tokens per call of the prefill file; 1 writes no prefill file. (Default: 64 or fewer.)", "Step files"
     )
     max_length: int | None = option(
         None,
-        "Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)",
+        "Largest number of positions in a Hugging Face step file. (Default: 4096, or the model's if it has fewer.)",
         "Step files",
     )
     attention_dtype: AttentionDtype | None = option(
         None,
-        "fp8: attention that the plugin library computes in fp8, on GPUs from compute capability 8.9 on. "
-        f"(Default: as {argument('dtype')}.)",
+        "fp8: the plugin library computes attention in fp8, on GPUs of compute capability 8.9 or later. "
+        f"(Default: that of {argument('dtype')}.)",
         "Precision",
         recorded=True,
-        why_not_steps="Steps and chunks have no kernels of fp8.",
+        why_not_steps="Step and prefill files have no fp8 kernels.",
     )
 
     @property
@@ -248,17 +259,19 @@ class CheckpointOptions(PrecisionOptions):
 class ShapeOptions:
     """The sizes and inputs of a checkpoint's file."""
 
-    seq_len: int | None = option(None, "Sequence length of the file. (Default: the model's max_seq_len.)", "Shapes")
-    batch: int = option(1, "Batch size of the file.", "Shapes")
-    heads: int | None = option(None, "Heads, where the weights do not tell.", "Shapes")
-    dim_head: int | None = option(None, "Head size, where the weights do not tell.", "Shapes")
-    mask: bool = option(False, "Add the input mask: bool, True = keep.", "Shapes")
-    attn_bias: bool = option(False, "Add the input attn_bias [H, w, K].", "Shapes")
-    causal: bool = option(False, "AFTLocal: the model was run with a causal mask.", "Shapes", recorded=True)
-    full_mask: bool = option(False, "AFTLocal: add the input full_mask [T, T]; costs O(T²) time.", "Shapes")
+    seq_len: int | None = option(None, "Tokens per sequence. (Default: the model's max_seq_len.)", "Shapes")
+    batch: int = option(1, "Sequences per call.", "Shapes")
+    heads: int | None = option(None, "Number of attention heads, if the weights do not show it.", "Shapes")
+    dim_head: int | None = option(None, "Size of an attention head, if the weights do not show it.", "Shapes")
+    mask: bool = option(False, "Add an input mask: bool, True keeps a token.", "Shapes")
+    attn_bias: bool = option(False, "Add an input attn_bias of shape [H, w, K].", "Shapes")
+    causal: bool = option(False, "AFTLocal: the model uses a causal mask.", "Shapes", recorded=True)
+    full_mask: bool = option(
+        False, "AFTLocal: add an input full_mask of shape [T, T]. The file then takes O(T²) time.", "Shapes"
+    )
     position_ids: bool = option(
         False,
-        "Hugging Face: add the input position_ids, which else count from 0.",
+        "Hugging Face: add an input position_ids. Without it, positions count from 0.",
         "Shapes",
         why_not_steps="A step file counts the positions of its tokens itself.",
     )
@@ -295,7 +308,7 @@ class Sizes(ShapeRequest):
 class ModuleOptions(FileOptions, PrecisionOptions):
     """How a module of the user's own is exported; its inputs name the axes."""
 
-    dynamic: Sequence[str] = option((), "Names of the axes that stay open.", "Shapes", typed="axes")
+    dynamic: Sequence[str] = option((), "Names of the axes of variable size.", "Shapes", typed="axes")
     seq_len: int | None = option(None, "Size of the axis named seq. (Default: that of the inputs.)", "Shapes")
 
 
@@ -337,8 +350,7 @@ class ExportOptions(FileOptions, CheckpointOptions, ShapeOptions):
                 raise UsageError(f"Unknown {name} {value!r}.", fix=f"Known: {', '.join(get_args(known))}.")
         if self.max_seq_len is not None and (self.seq_len is not None or "seq" not in (self.dynamic or ())):
             raise UsageError(
-                f"{argument('max_seq_len')} goes with {argument('dynamic', ('seq',))}, "
-                f"and without {argument('seq_len')}."
+                f"{argument('max_seq_len')} needs {argument('dynamic', ('seq',))}, and excludes {argument('seq_len')}."
             )
         if self.mode == "full":
             self._check_whole()
@@ -347,12 +359,10 @@ class ExportOptions(FileOptions, CheckpointOptions, ShapeOptions):
 
     def _check_whole(self) -> None:
         if self.chunk is not None:
-            raise UsageError(
-                f"{argument('chunk')} goes with {argument('mode', 'step')} or {argument('mode', 'prefill')}."
-            )
+            raise UsageError(f"{argument('chunk')} needs {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
         if self.max_length is not None:
             raise UsageError(
-                f"{argument('max_length')} goes with {argument('mode', 'step')}.",
+                f"{argument('max_length')} needs {argument('mode', 'step')} or {argument('mode', 'prefill')}.",
                 fix=f"For whole sequences: {argument('seq_len')}, or {argument('max_seq_len')}.",
             )
 
@@ -361,14 +371,14 @@ class ExportOptions(FileOptions, CheckpointOptions, ShapeOptions):
             value = getattr(self, name)
             if declared.why_not_steps and value not in (None, False):
                 raise UsageError(
-                    f"{argument(name, value)} does not go with {argument('mode', self.mode)}.",
+                    f"{argument(name, value)} cannot be combined with {argument('mode', self.mode)}.",
                     why=declared.why_not_steps,
                 )
         if self.chunk is not None and self.chunk < 1:
             raise UsageError(f"{argument('chunk')} is {self.chunk}.", why="A call takes at least 1 token.")
         if self.max_length is not None and self.max_length < 1:
             raise UsageError(
-                f"{argument('max_length')} is {self.max_length}.", why="These are positions, 1 at the least."
+                f"{argument('max_length')} is {self.max_length}.", why="A sequence has at least 1 position."
             )
 
     def request(self, checkpoint: Path, output: Path) -> ExportRequest:

@@ -59,7 +59,7 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
                 why="It is fed as many tokens as show that its caches are right.",
                 fix=f"Leave it out, or give the tokens in a file: {argument('inputs')}.",
             )
-        step = StepSource(source, candidate.facts.chunk)
+        step = StepSource(source, candidate.record.chunk)
         check_signature(candidate, source, step.inputs(candidate.dtype))
         reference = ReferenceRunner(whole_sequence(step), candidate.dtype, few_sequences=True)
     else:
@@ -143,7 +143,7 @@ def _shapes(request: ParityRequest, sidecar: Sidecar | None, sizes: Mapping[str,
 
     Args:
         request: the request.
-        sidecar: the facts beside the file, if there are any.
+        sidecar: the sidecar beside the file, if there are any.
         sizes: the file's batch and seq, a name where one is dynamic; where its inputs have them, heads and dim_head.
 
     Raises:

@@ -130,7 +130,7 @@ class Job(ABC, Generic[R]):
 
     def sidecar(self, part: Part) -> Sidecar | None:
         """Return what is recorded about a checked file; None for nothing."""
-        facts: dict[str, Any] = {
+        entries: dict[str, Any] = {
             "outputs": output_specs(part.lowered.model),
             "opset": self.options.opset,
             "windows": part.lowered.windows,
@@ -142,9 +142,9 @@ class Job(ABC, Generic[R]):
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "checks": part.checks,
         }
-        return Sidecar(**facts, **self.facts(part))
+        return Sidecar(**entries, **self.sidecar_entries(part))
 
-    def facts(self, part: Part) -> Mapping[str, Any]:
+    def sidecar_entries(self, part: Part) -> Mapping[str, Any]:
         """Return what the sidecar records about the model."""
         return {}
 

@@ -60,9 +60,9 @@ def in_standard_operators(model: Any) -> None:
         if key not in made:
             made[key] = _initializers(model.graph, node)
         block = {"axis": 0, "block_size": node.attributes["block_size"].as_int()}
-        facts = dict(node.metadata_props)
-        wide = ir.node("DequantizeLinear", made[key], block, name=f"{node.name}/weights", metadata_props=facts)
-        product = ir.node("MatMul", [node.inputs[0], wide.outputs[0]], name=node.name, metadata_props=facts)
+        metadata = dict(node.metadata_props)
+        wide = ir.node("DequantizeLinear", made[key], block, name=f"{node.name}/weights", metadata_props=metadata)
+        product = ir.node("MatMul", [node.inputs[0], wide.outputs[0]], name=node.name, metadata_props=metadata)
         ir.convenience.replace_nodes_and_values(
             model.graph, node, [node], [wide, product], node.outputs, product.outputs
         )

@@ -12,14 +12,14 @@ from ..core.nodes.attention import geometry_of
 
 if TYPE_CHECKING:
     from ..core.documents.sidecar import Sidecar
-    from .facts import OnnxFacts
+    from .summary import OnnxSummary
 
 
-def windows_of_file(facts: OnnxFacts) -> list[WindowView]:
+def windows_of_file(summary: OnnxSummary) -> list[WindowView]:
     """Return the windows of the attention nodes in a file, and AFT-local's biases by its sidecar."""
-    sidecar = facts.sidecar if facts.sidecar_matches else None
+    sidecar = summary.sidecar if summary.sidecar_matches else None
     found = views(
-        _geometries((node.name, node.attributes) for node in facts.windowed),
+        _geometries((node.name, node.attributes) for node in summary.windowed),
         None if sidecar is None else sidecar.seq_len,
     )
     # A file in standard operators has no such nodes, but its sidecar describes them.

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path, PurePosixPath
 
 from localattn.core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN
-from localattn.plugins.library.facts import companion_path
+from localattn.plugins.library.sidecar import companion_path
 
 from .examine import Examined, examine
 from .wheel_file import Files, read
@@ -42,7 +42,7 @@ class Wrong(Exception):
 
 
 def check_wheel(wheel: Path) -> str:
-    """Check a wheel's size, its libraries, their facts and the platforms it is for; return what was found, in words.
+    """Check a wheel's size, its libraries, their sidecars and the platforms it is for; return what was found, in words.
 
     Raises:
         Wrong: something is not as it must be.
@@ -54,7 +54,7 @@ def check_wheel(wheel: Path) -> str:
     for name, data in libraries.items():
         found = check_library(data, _EXPORTS[Path(name).name])
         if _stated(files, name) != (hashlib.sha256(data).hexdigest(), found.machine):
-            raise Wrong(f"the facts of {name} are those of another library")
+            raise Wrong(f"the sidecar of {name} is that of another library")
         if f"_{found.machine}" not in wheel.name:
             raise Wrong(f"{wheel.name} has a library for {found.machine}")
     if not libraries:
@@ -63,13 +63,13 @@ def check_wheel(wheel: Path) -> str:
 
 
 def _stated(files: Files, library: str) -> tuple[str, str]:
-    """Return SHA-256 and processor of a library by the facts beside it; those of a companion are its library's."""
+    """Return SHA-256 and processor of a library by the sidecar beside it; those of a companion are its library's."""
     path = PurePosixPath(library)
     if path.name == _COMPANION:
-        facts = json.loads(files[f"{path.parent}/{TENSORRT_PLUGIN.file_name}.json"])
-        return facts["companion"]["sha256"], facts["arch"]
-    facts = json.loads(files[f"{library}.json"])
-    return facts["sha256"], facts["arch"]
+        sidecar = json.loads(files[f"{path.parent}/{TENSORRT_PLUGIN.file_name}.json"])
+        return sidecar["companion"]["sha256"], sidecar["arch"]
+    sidecar = json.loads(files[f"{library}.json"])
+    return sidecar["sha256"], sidecar["arch"]
 
 
 def check_library(data: bytes, exports: set[str] = _EXPORTS[CPU_KERNELS.file_name]) -> Examined:

@@ -29,7 +29,7 @@ def wheels(pure: Path, folder: Path, archs: tuple[Arch, ...] = ARCHITECTURES) ->
 
 
 def library(arch: Arch) -> dict[str, bytes]:
-    """Return the library for a processor and its facts, by their names in the wheel."""
+    """Return the library for a processor and its sidecar, by their names in the wheel."""
     with TemporaryDirectory() as folder:
         path = Path(folder, CPU_KERNELS.file_name)
         build_library(path, arch=arch, compiler=zig_compiler(arch))

@@ -14,8 +14,8 @@ from localattn.plugins.kernel.compile import AnySpec, CompiledKernel, compile_ti
 from localattn.plugins.kernel.targets import TARGETS, Target
 from localattn.plugins.library.build import build_library
 from localattn.plugins.library.embed import to_compile
-from localattn.plugins.library.facts import companion_path
 from localattn.plugins.library.selection import every_kernel
+from localattn.plugins.library.sidecar import companion_path
 
 from .compiled_in import parts, parts_for_gpus
 from .sbom import with_sbom

@@ -29,7 +29,7 @@ def bisect_page(document: Document) -> Page:
         warnings=tuple(document["notes"]),
         warnings_title="To know",
         sections=tuple(sections),
-        facts=(
+        properties=(
             ("Model", document["model"]),
             ("Compared with", document["against"]),
             ("Element type", document["dtype"]),

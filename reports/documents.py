@@ -36,8 +36,8 @@ def document_markdown(kind: str, document: Document) -> str:
         parts += [f"## {markdown_text(section.title)}\n", *(f"{markdown_text(line)}\n" for line in section.text)]
         # A table without rows adds nothing to its section.
         parts += [markdown(table) for table in section.tables if table.rows]
-    facts = [f"- {markdown_text(name)}: {markdown_text(value)}" for name, value in page.facts]
-    return "\n".join([*parts, "\n".join(facts) + "\n"] if facts else parts)
+    lines = [f"- {markdown_text(name)}: {markdown_text(value)}" for name, value in page.properties]
+    return "\n".join([*parts, "\n".join(lines) + "\n"] if lines else parts)
 
 
 def document_html(kind: str, document: Document) -> str:

@@ -24,7 +24,7 @@ from .page import Chart, Page, Section
 from .svg.bars import Bar, bars
 from .table import Mark, Table, numbers, texts
 
-_FACTS = texts("fact", "value", wrap=True)
+_PROPERTIES = texts("property", "value", wrap=True)
 _FORGED = "As the sidecar states; anyone who can write it can forge them. localattn parity compares the file again."
 _MOST_OPERATORS, _MOST_BARS = 12, 8
 
@@ -40,8 +40,8 @@ def onnx_page(document: Document) -> Page:
     checks = [] if sidecar is None else sidecar["checks"]
     doubts = [] if sidecar is None else not_proven(sidecar.get("unproven", ()), document["path"])
     if sidecar is not None:
-        facts = Sidecar.model_validate(sidecar)
-        doubts = [*no_window(facts.windows, facts.checks, document["path"]), *doubts]
+        parsed = Sidecar.model_validate(sidecar)
+        doubts = [*no_window(parsed.windows, parsed.checks, document["path"]), *doubts]
     kind = "ONNX" if sidecar is None else sidecar["class"]
     summary = (
         "There is no sidecar, so its checkpoint and checks are unknown."
@@ -97,7 +97,7 @@ def _file_page(
         warnings=(*warnings, *doubts),
         warnings_title="Before using it",
         sections=(signature, *_windows(document), *sections),
-        facts=(("File", document["path"]), origin),
+        properties=(("File", document["path"]), origin),
     )
 
 
@@ -136,7 +136,7 @@ def checkpoint_page(document: Document) -> Page:
         warnings=(*document["notes"], *needed.splitlines()),
         warnings_title="To know",
         sections=tuple(sections),
-        facts=(
+        properties=(
             ("File", document["path"]),
             ("Configuration", document["config"] or "none"),
             ("SHA-256", document["sha256"]),
@@ -169,7 +169,7 @@ def _graph(document: Document) -> Section:
     others = counts[_MOST_OPERATORS:]
     if others:
         rows.append((f"{len(others)} other operators", f"{sum(count for _, count in others):,}"))
-    facts = [
+    rows = [
         ("IR version", str(document["ir_version"])),
         ("Operator sets", ", ".join(f"{domain} {number}" for domain, number in document["opsets"].items())),
         *((f"Weights, {name}", size(count)) for name, count in document["weight_bytes"].items()),
@@ -178,7 +178,7 @@ def _graph(document: Document) -> Section:
     ]
     operators = Table("Operators", (*texts("operator"), *numbers("nodes")), tuple(rows))
     text = f"{sum(document['nodes'].values()):,} nodes, without those in function definitions."
-    return Section("Graph", (text,), partial(_operators, counts), (Table("", _FACTS, tuple(facts)), operators))
+    return Section("Graph", (text,), partial(_operators, counts), (Table("", _PROPERTIES, tuple(rows)), operators))
 
 
 def _operators(counts: Sequence[tuple[str, int]]) -> list[Chart]:
@@ -188,7 +188,7 @@ def _operators(counts: Sequence[tuple[str, int]]) -> list[Chart]:
 
 def _built(document: Document) -> Section:
     plugin, options = document["plugin"], document["options"]
-    facts = [
+    rows = [
         ("Built", f"{document['created']}, in {document['seconds']:.0f} s"),
         ("On", document["device"] or "no GPU"),
         ("For", f"{', '.join(document['targets'])}, {document['platform']}"),
@@ -199,16 +199,16 @@ def _built(document: Document) -> Section:
         ("Plugin requested", options["plugin"]),
     ]
     if plugin is None:
-        facts.append(("Attention", "built from standard operators"))
+        rows.append(("Attention", "built from standard operators"))
     else:
         where = plugin["path"] or "inside the engine"
-        facts.append(("Attention", f"{plugin['kind']}, {len(plugin['layers'])} layers, {where}"))
-    facts += [
+        rows.append(("Attention", f"{plugin['kind']}, {len(plugin['layers'])} layers, {where}"))
+    rows += [
         (f"Sizes of {p['input']}", f"from {_text(p['min'])} to {_text(p['max'])}, best at {_text(p['opt'])}")
         for p in options["profiles"]
     ]
-    facts += [(f"Version of {name}", version) for name, version in document["versions"].items()]
-    return Section("Build", tables=(Table("", _FACTS, tuple(facts)),))
+    rows += [(f"Version of {name}", version) for name, version in document["versions"].items()]
+    return Section("Build", tables=(Table("", _PROPERTIES, tuple(rows)),))
 
 
 def _layers(document: Document) -> Section:

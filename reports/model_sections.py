@@ -81,9 +81,9 @@ def checks_text(checks: Sequence[Document]) -> str:
 
 
 def sidecar_section(sidecar: Document, title: str) -> Section:
-    """Make the section with the facts of an export; its checks have another section."""
+    """Make the section with the properties of an export; its checks have another section."""
     rows = [(label, _told(sidecar[key])) for key, label in _SIDECAR if sidecar.get(key) not in (None, "", [], {})]
-    tables = [Table("", texts("fact", "value", wrap=True), tuple(rows))]
+    tables = [Table("", texts("property", "value", wrap=True), tuple(rows))]
     if sidecar.get("layers"):
         layers = [
             (layer["path"], layer["class"], "replaced" if layer["replaced"] else "left as it is", layer["detail"])

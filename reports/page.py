@@ -1,4 +1,4 @@
-"""Define one self-contained HTML page: title, facts, sections of text, tables and charts.
+"""Define one self-contained HTML page: title, properties, sections of text, tables and charts.
 
 It has no script and loads nothing from elsewhere; colours follow the reader's light or dark setting; tables that are
 too wide for a phone scroll by themselves. Every text is escaped by the template.
@@ -50,7 +50,7 @@ class Page:
         lead: a sentence below it, the result.
         verdict: the result in a word or two, where there is one.
         mark: whether the verdict is `good`, `bad` or `unsure`.
-        facts: names and values in small print (what, where, when).
+        properties: names and values in small print (what, where, when).
         warnings: what a reader must know before trusting the rest.
         warnings_title: the words before each warning.
         sections: the rest.
@@ -60,7 +60,7 @@ class Page:
     lead: str = ""
     verdict: str = ""
     mark: Mark = ""
-    facts: tuple[tuple[str, str], ...] = ()
+    properties: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
     warnings_title: str = "Before you rely on the figures"
     sections: tuple[Section, ...] = field(default=())

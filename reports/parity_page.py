@@ -53,7 +53,7 @@ def parity_page(document: Document) -> Page:
         warnings=tuple(dict.fromkeys(line for file in files for line in (*file.get("warnings", ()), *file["notes"]))),
         warnings_title="To know",
         sections=tuple(section for before, file in named for section in _sections(file, before)),
-        facts=tuple(fact for before, file in named for fact in _facts(file, before)),
+        properties=tuple(row for before, file in named for row in _properties(file, before)),
     )
 
 
@@ -93,7 +93,7 @@ def reference_of(file: Document) -> Document:
 def _sections(file: Document, before: str) -> list[Section]:
     tables = [_comparisons(file["comparisons"], reference_of(file))]
     if file["tolerance"].get("baseline"):
-        tables.append(_beside_baseline(file))
+        tables.append(_baseline_table(file))
     sections = [Section(f"{before}Figures", tables=tuple(tables))]
     if file.get("compared_windows"):
         sections.append(_compared_windows(file["compared_windows"], before))
@@ -142,7 +142,7 @@ def _comparisons(rows: Sequence[Document], against: Document) -> Table:
     return Table("", columns, tuple(cells), (note,), tuple("" if row["passed"] else "bad" for row in rows))
 
 
-def _beside_baseline(file: Document) -> Table:
+def _baseline_table(file: Document) -> Table:
     """Make the table of the file's errors beside those of the untouched module in the same precision."""
     baseline = file["tolerance"]["baseline"]
     rows = [
@@ -209,7 +209,7 @@ def _positions(spread: ErrorSpread) -> Table:
     return Table("By position", columns, tuple(rows), (note,), marks)
 
 
-def _facts(file: Document, before: str) -> list[tuple[str, str]]:
+def _properties(file: Document, before: str) -> list[tuple[str, str]]:
     return [
         (f"{before}Model", file["model"]),
         (f"{before}Compared with", file["against"]),

@@ -48,7 +48,7 @@ def load(
 
     Raises:
         UsageError: no such file, a suffix no backend runs, a broken model, an unknown provider or runtime.
-        CheckFailed: the file or its external data was altered after its facts were written.
+        CheckFailed: the file or its external data was altered after its sidecar was written.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     check_threads(threads)
@@ -78,16 +78,16 @@ def find_model(path: str | Path | OnnxFile) -> Path | OnnxFile:
     return backend.read(path)
 
 
-def read_model_facts(path: Path) -> Sidecar | None:
-    """Read the facts of the exported model behind a file: an ONNX file, or one that was built from it.
+def read_model_sidecar(path: Path) -> Sidecar | None:
+    """Read the sidecar of the exported model behind a file: an ONNX file, or one that was built from it.
 
     Raises:
-        UsageError: facts that are broken, or missing where the file cannot do without; a suffix no backend runs.
+        UsageError: a sidecar that is broken, or missing where the file cannot do without; a suffix no backend runs.
     """
-    from ..core.documents.engine_facts import EngineFacts
+    from ..core.documents.engine_sidecar import EngineSidecar
 
-    facts = registry.choose(path)[0].facts(path)
-    return facts.model if isinstance(facts, EngineFacts) else facts
+    sidecar = registry.choose(path)[0].sidecar(path)
+    return sidecar.model if isinstance(sidecar, EngineSidecar) else sidecar
 
 
 def check_file(file: Path | OnnxFile) -> None:

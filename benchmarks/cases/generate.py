@@ -98,8 +98,7 @@ def write_full(files: Files, length: int) -> None:
     from localattn.exporter.artifact.publish import save_model
     from localattn.exporter.export import ExportRequest, open_request
     from localattn.exporter.lowering import functions, trace
-    from localattn.exporter.models.family import ShapeRequest
-    from localattn.exporter.options import EXTERNAL_DATA_FROM
+    from localattn.exporter.options import EXTERNAL_DATA_FROM, ShapeRequest
 
     request = ExportRequest(files.checkpoint, files.full(length), shapes=ShapeRequest(seq_len=length))
     model = trace.trace(open_request(request)[1], request.dtype, request.opset)

@@ -20,7 +20,7 @@ import numpy as np
 from localattn.core.machine.processor import host_arch
 from localattn.demo import checkpoint_path, config_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.open_inference import Server
 from localattn.runtime.bundle.triton import Serving

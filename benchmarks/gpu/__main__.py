@@ -66,13 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
     except LocalAttnError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
-    store = Store(options.output, facts(name, device))
+    store = Store(options.output, describe_run(name, device))
     if not options.fresh and (report := store.read()):
         print(report)
     return run(options, grid, device, store)
 
 
-def facts(name: str, device: Device) -> dict[str, Any]:
+def describe_run(name: str, device: Device) -> dict[str, Any]:
     """Of this machine."""
     import torch
     import triton

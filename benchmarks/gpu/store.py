@@ -21,13 +21,13 @@ class Store:
 
     Args:
         path: of the document.
-        facts: of this machine and run: `_SAME`, and the date.
+        header: of this machine and run: `_SAME`, and the date.
         rows: by case, what was measured.
         rest: the document's other parts.
     """
 
     path: Path
-    facts: Row
+    header: Row
     rows: dict[Case, Row] = field(default_factory=dict)
     rest: Row = field(default_factory=dict)
 
@@ -36,7 +36,7 @@ class Store:
         if not self.path.exists():
             return ""
         document = json.loads(self.path.read_text(encoding="utf-8"))
-        other = [part for part in _SAME if document.get(part) != self.facts[part]]
+        other = [part for part in _SAME if document.get(part) != self.header[part]]
         if other:
             return f"{self.path} was measured with another {' and '.join(other)}: it is begun anew."
         names = Case.__dataclass_fields__
@@ -50,7 +50,7 @@ class Store:
 
     def document(self) -> Row:
         """All of it."""
-        return {"name": "gpu", **self.facts, **self.rest, "cases": list(self.rows.values())}
+        return {"name": "gpu", **self.header, **self.rest, "cases": list(self.rows.values())}
 
     def write(self) -> None:
         """Whole or not at all."""

@@ -41,7 +41,7 @@ def tiles() -> Iterator[Tile]:
             yield Tile(queries, keys, warps, stages)
 
 
-def why_left_out(spec: KernelSpec, target: Target, tile: Tile) -> str:
+def why_skipped(spec: KernelSpec, target: Target, tile: Tile) -> str:
     """Why a tile is no choice, from its compiled kernel; empty if it is one."""
     from localattn.plugins.kernel.budget import beyond_limits
     from localattn.plugins.kernel.compile import compile_kernel
@@ -88,14 +88,14 @@ def tune(spec: KernelSpec, target: Target, windows: list[int]) -> list[dict[str,
     rows = []
     for tile in dict.fromkeys((today, *tiles())):
         row: dict[str, Any] = {"kernel": spec.name, "tile": asdict(tile), "today": tile == today}
-        reason = why_left_out(spec, target, tile)
+        reason = why_skipped(spec, target, tile)
         measured = reason or times(cases, tile)
         if isinstance(measured, str):
-            row["left_out"] = measured
+            row["skipped"] = measured
         else:
             ratios = [mine / other for mine, other in zip(measured, base, strict=True)]
             row |= {"ms": measured, "ratio": math.exp(sum(map(math.log, ratios)) / len(ratios))}
-        print(f"{spec.name} {tile}: {row.get('ratio') or row['left_out']}", flush=True)
+        print(f"{spec.name} {tile}: {row.get('ratio') or row['skipped']}", flush=True)
         rows.append(row)
     return sorted(rows, key=lambda row: row.get("ratio", math.inf))
 

@@ -31,7 +31,7 @@ class Measurement:
     Args:
         name: of the result.
         size: what a row's size is called, "length".
-        facts: entries of the document before its rows; `labels` among them has a text for each candidate.
+        header: entries of the document before its rows; `labels` among them has a text for each candidate.
         targets: what is asked of the rows.
         file: the file of a candidate for a size, made once; or why there is none.
         run: measures a candidate's file at a size, as the entry of its row.
@@ -39,7 +39,7 @@ class Measurement:
 
     name: str
     size: str
-    facts: Mapping[str, Any]
+    header: Mapping[str, Any]
     targets: Callable[[Sequence[dict[str, Any]]], list[Target]]
     file: Callable[[str, int], Path | dict[str, str]]
     run: Callable[[str, Path, int], dict[str, Any]]
@@ -61,7 +61,7 @@ class Measurement:
         """
         known = (own_result(self.name) or {"sizes": []})["sizes"] if only else []
         sizes = {row[self.size]: row["candidates"] for row in known}
-        labels = self.facts["labels"]
+        labels = self.header["labels"]
         for name in (name for name in labels if not only or name in only):
             for value in values:
                 tell(f"Its file: {labels[name]}")
@@ -74,7 +74,7 @@ class Measurement:
 
     def _document(self, sizes: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         rows = [{self.size: value, "candidates": sizes[value]} for value in sorted(sizes)]
-        return {**self.facts, "sizes": rows, "targets": [target.to_dict() for target in self.targets(rows)]}
+        return {**self.header, "sizes": rows, "targets": [target.to_dict() for target in self.targets(rows)]}
 
 
 def in_process(words: Sequence[object], *, elsewhere: str | None = None) -> str | dict[str, str]:

@@ -107,9 +107,9 @@ def measure(
         words = ["-m", "benchmarks.hugging_face.run", name, path, length]
         return measured(words, folder / f"{name}-{length}.npy", folder / f"{OURS[1]}-{length}.npy", "outputs")
 
-    facts = {"model": f"{model.label}'s shape, random weights", "threads": THREADS, "labels": LABELS}
+    header = {"model": f"{model.label}'s shape, random weights", "threads": THREADS, "labels": LABELS}
     asked = partial(targets, model)
-    return Measurement(model.result, "length", facts, asked, file, run).measure(lengths, only, tell, keep)
+    return Measurement(model.result, "length", header, asked, file, run).measure(lengths, only, tell, keep)
 
 
 def targets(model: Model, rows: Sequence[dict[str, Any]]) -> list[Target]:

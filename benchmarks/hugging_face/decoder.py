@@ -129,8 +129,8 @@ def measure(
             found |= _over_rate(path, context, found["token_ms"])
         return found
 
-    facts = {"model": shape.text, "threads": THREADS, "tokens": TOKENS, "labels": LABELS}
-    return Measurement(shape.result, "context", facts, targets, file, run).measure(contexts, only, tell, keep)
+    header = {"model": shape.text, "threads": THREADS, "tokens": TOKENS, "labels": LABELS}
+    return Measurement(shape.result, "context", header, targets, file, run).measure(contexts, only, tell, keep)
 
 
 def room_for(context: int) -> int:

@@ -22,7 +22,7 @@ from ..cases.memory import leave_some_memory
 from ..clock import interleave
 from ..limit.program import instruction_set
 from ..limit.roofline import Loops
-from ..machine import facts
+from ..machine import describe_machine
 from ..target import Target
 from .candidates import Run
 from .grid import NUMPY_TYPE, QUICK, Array, Cell, choose
@@ -85,7 +85,7 @@ def cells_to_measure(
     wanted = choose([*only, *(QUICK if quick else ())])
     if only or resume or noisy is not None:
         earlier = store.read()
-        if earlier is not None and (differs := differing(earlier, facts())):
+        if earlier is not None and (differs := differing(earlier, describe_machine())):
             raise ValueError(f"The earlier cells were measured elsewhere: {'; '.join(differs)}.")
     if noisy is not None:
         calm = set(store.noisy(noisy))
@@ -106,7 +106,9 @@ def measure_cell(cell: Cell, seconds: float, *, thorough: bool = False) -> Row:
     runs, entries = _prepare(cell, thorough=thorough)
     times = {name: _best_of_few(run) for name, run in runs.items()}
     fastest = min(times.values())
-    slow = {name for name, taken in times.items() if taken > max(_SLOW_SECONDS, _SLOW * fastest) and name not in OURS}
+    slow = {
+        name for name, seconds in times.items() if seconds > max(_SLOW_SECONDS, _SLOW * fastest) and name not in OURS
+    }
     loops = Loops(HEADS * cell.length * HEAD_DIM, np.dtype(NUMPY_TYPE[cell.dtype]).itemsize, THREADS)
     ready: dict[str, Callable[[], Run]] = {name: partial(_same, run) for name, run in runs.items() if name not in slow}
     measured = interleave({**ready, **loops.ready}, samples=_SAMPLES, least=_SAMPLES, seconds=seconds)

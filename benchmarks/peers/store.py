@@ -62,14 +62,14 @@ class Store:
         """The rows in the grid's order."""
         return [self.rows[cell] for cell in self.whole if cell in self.rows]
 
-    def add(self, cell: Cell, row: Row, facts: Row) -> None:
-        """Keep a cell's row and write all of them, beside facts about the whole."""
+    def add(self, cell: Cell, row: Row, header: Row) -> None:
+        """Keep a cell's row and write all of them, with entries about the whole."""
         self.rows[cell] = row
-        write_result(self._partial, facts | {"cells": self.ordered()})
+        write_result(self._partial, header | {"cells": self.ordered()})
 
-    def publish(self, facts: Row) -> Row:
+    def publish(self, header: Row) -> Row:
         """Write what is known under the name it belongs to, and return it as a document."""
-        document = facts | {"cells": self.ordered()}
+        document = header | {"cells": self.ordered()}
         name = self.name if self.complete else self._partial
         write_result(name, document)
         if self.complete:

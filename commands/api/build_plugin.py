@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ...onnx_graph.onnx_file import OnnxFile
     from ...plugins.kernel.compile import AnySpec
     from ...plugins.kernel.targets import Target
-    from ...runtime.backends.tensorrt.builder.request import PluginChoice
+    from ...runtime.backends.building import BuildingBackend
+    from ...runtime.backends.engines import PluginChoice
 
 # What computes the attention node.
 PluginKind = Literal["auto", "library", "aot", "none"]
@@ -40,7 +41,7 @@ def choose_plugin(
     kind: PluginKind,
     library: Path | None,
     model: OnnxFile,
-    backend: str,
+    builder: BuildingBackend,
     capabilities: Sequence[int],
     progress: Callable[[str], None],
 ) -> tuple[PluginChoice, list[str]]:
@@ -53,7 +54,7 @@ def choose_plugin(
         kind: what was asked for, as `check_plugin` accepts it.
         library: the library that was named.
         model: the ONNX file.
-        backend: "tensorrt" or "tensorrt-rtx".
+        builder: the runtime to build for.
         capabilities: the GPUs to build for, 89 for 8.9.
         progress: called with each step.
 
@@ -62,17 +63,16 @@ def choose_plugin(
         MissingDependency: a plugin was asked for, and what makes it is missing.
         BuildFailed: a plugin was asked for, and could not be built.
     """
-    from ...core.documents.engine_facts import KernelName
+    from ...core.documents.engine_sidecar import KernelName
     from ...plugins.library.selection import without_kernel
-    from ...runtime.backends.tensorrt.builder.request import PluginChoice
-    from ...runtime.backends.tensorrt.builder.source import check_fp8
+    from ...runtime.backends.engines import PluginChoice
 
     if kind == "none":
         return PluginChoice(), []
-    check_fp8(model, capabilities)  # before a library is built
+    builder.check_buildable(model, capabilities)  # before a library is built
     left = [f"{name} is built from its ONNX function: {why}" for name, why in without_kernel(model).items()]
     if kind == "aot":
-        return _inside_engine(backend, capabilities), left
+        return _inside_engine(builder, capabilities), left
     try:
         found, specs = _library(library, model, capabilities, progress)
     except LocalAttnError as error:
@@ -95,8 +95,8 @@ def _library(
 ) -> tuple[Library | None, list[AnySpec]]:
     """Return the plugin library for this model and these GPUs, and the kernels it needs; None if it needs none."""
     from ...core.storage.library_store import TENSORRT_PLUGIN, read_named
-    from ...plugins.library.facts import find_library, host_arch, parse_facts
     from ...plugins.library.selection import needed_by
+    from ...plugins.library.sidecar import find_library, host_arch, parse_sidecar
 
     progress("Looking for the plugin library")
     specs, targets = needed_by(model), _gpus(capabilities)
@@ -104,7 +104,7 @@ def _library(
         return None, []
     if named is not None:
         library = read_named(TENSORRT_PLUGIN, named)
-        known = parse_facts(library.facts, named) if library.facts else None
+        known = parse_sidecar(library.sidecar, named) if library.sidecar else None
         missing = known.missing(specs, targets, any_products=True) if known else []
         if missing:
             raise UsageError(
@@ -136,7 +136,7 @@ def _build(specs: list[AnySpec], targets: list[Target], progress: Callable[[str]
     from ...core.storage.library_store import TENSORRT_PLUGIN, StoredLibrary, prepare_cache
     from ...plugins.kernel.targets import TARGETS
     from ...plugins.library.build import build_library
-    from ...plugins.library.facts import host_arch
+    from ...plugins.library.sidecar import host_arch
 
     arch = host_arch()
     own = [target for target in targets if target.name in TARGETS] or [next(iter(TARGETS.values()))]
@@ -144,22 +144,24 @@ def _build(specs: list[AnySpec], targets: list[Target], progress: Callable[[str]
     content = "\n".join((TENSORRT_PLUGIN.fingerprint(), *names))
     name = f"liblocalattn_plugin-{hashlib.sha256(content.encode()).hexdigest()[:12]}.so"
     path = prepare_cache(arch) / name
-    facts = build_library(path, specs=specs, targets=own, arch=arch, overwrite=True, progress=progress)
-    return StoredLibrary(TENSORRT_PLUGIN, path, facts.model_dump(mode="json")).read()
+    sidecar = build_library(path, specs=specs, targets=own, arch=arch, overwrite=True, progress=progress)
+    return StoredLibrary(TENSORRT_PLUGIN, path, sidecar.model_dump(mode="json")).read()
 
 
-def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
-    """Put kernels inside the engine, by TensorRT's ahead-of-time plugins."""
+def _inside_engine(builder: BuildingBackend, capabilities: Sequence[int]) -> PluginChoice:
+    """Put kernels inside the engine, as ahead-of-time plugins."""
     from ...core.nodes.gpu import SERVED
     from ...plugins.aot.availability import why_not
     from ...plugins.aot.register import register_plugins
     from ...plugins.kernel.targets import target
-    from ...runtime.backends.tensorrt.builder.request import PluginChoice
+    from ...runtime.backends import registry
+    from ...runtime.backends.engines import PluginChoice
 
-    if backend != "tensorrt":
+    if not builder.kernels_inside:
+        able = [other.name for other in registry.builders() if other.kernels_inside]
         raise UsageError(
-            f"{backend} cannot put the kernels into the engine.",
-            why="Only tensorrt supports ahead-of-time plugins.",
+            f"{builder.name} cannot put the kernels into the engine.",
+            why=f"Only {', '.join(able)} supports ahead-of-time plugins.",
             fix=f"Use {argument('plugin', 'library')}.",
         )
     reason = why_not()

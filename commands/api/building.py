@@ -13,8 +13,8 @@ from .build_plugin import PluginKind, check_plugin, choose_plugin
 from .paths import as_path
 
 if TYPE_CHECKING:
-    from ...core.documents.engine_facts import ProfileFacts
-    from ...runtime.backends.tensorrt.builder.build import BuildReport
+    from ...core.documents.engine_sidecar import ProfileRecord
+    from ...runtime.backends.engines import BuildReport
 
 Shapes = Mapping[str, Sequence[int]]
 # Sizes for one optimization profile, or for several in order.
@@ -74,18 +74,18 @@ def build(
         BuildFailed: the build failed, or the engine is not what was asked for.
     """
     from ...onnx_graph.onnx_file import OnnxFile
-    from ...runtime.backends.tensorrt.builder.build import build_engine, plan_targets
-    from ...runtime.backends.tensorrt.builder.request import BuildRequest
+    from ...runtime.backends import registry
+    from ...runtime.backends.engines import BuildRequest
     from ...runtime.parity.files import check_built_engine
 
     progress("Reading the model")
-    library = as_path(plugin_library)
+    builder, library = registry.builder(backend), as_path(plugin_library)
     check_plugin(plugin, library)
     model = Path(model)
     profiles = _profiles(min_shapes, opt_shapes, max_shapes)
     file, targets = OnnxFile.read(model), tuple(name for name in target if name.strip())
-    capabilities = plan_targets(backend, targets, device)
-    choice, notes = choose_plugin(plugin, library, file, backend, capabilities, progress)
+    capabilities = builder.targets(targets, device)
+    choice, notes = choose_plugin(plugin, library, file, builder, capabilities, progress)
     request = BuildRequest(
         model=file,
         output=model.with_suffix(".engine") if output is None else Path(output),
@@ -104,17 +104,17 @@ def build(
         embed_plugin=embed_plugin,
         overwrite=overwrite,
     )
-    report = build_engine(request, progress, check_built_engine)
+    report = builder.build(request, progress, check_built_engine)
     return replace(report, notes=[*notes, *report.notes])
 
 
-def _profiles(low: Profiles | None, opt: Profiles | None, high: Profiles | None) -> list[ProfileFacts]:
+def _profiles(low: Profiles | None, opt: Profiles | None, high: Profiles | None) -> list[ProfileRecord]:
     """Join the three arguments for dynamic axes.
 
     Raises:
         UsageError: one of the three is missing, has other profiles, or names other inputs than the others.
     """
-    from ...core.documents.engine_facts import ProfileFacts
+    from ...core.documents.engine_sidecar import ProfileRecord
 
     smallest, best, largest = _listed(low), _listed(opt), _listed(high)
     names = [[profile.keys() for profile in profiles] for profiles in (smallest, best, largest)]
@@ -125,7 +125,7 @@ def _profiles(low: Profiles | None, opt: Profiles | None, high: Profiles | None)
             fix="Give for example the sizes 1x1, 1x512 and 1x1024 for an input.",
         )
     return [
-        ProfileFacts(profile=number, input=name, min=tuple(sizes), opt=tuple(fastest[name]), max=tuple(most[name]))
+        ProfileRecord(profile=number, input=name, min=tuple(sizes), opt=tuple(fastest[name]), max=tuple(most[name]))
         for number, (least, fastest, most) in enumerate(zip(smallest, best, largest, strict=True))
         for name, sizes in least.items()
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...core.storage.wrong_file import check_exists
 
 if TYPE_CHECKING:
-    from ...runtime.bundle.create import BundleFacts
+    from ...runtime.bundle.create import CreatedBundle
 
 Progress = Callable[[str], None]
 
@@ -27,7 +27,7 @@ def bundle(
     rtol: float | None = None,
     overwrite: bool = False,
     progress: Progress = lambda _: None,
-) -> BundleFacts:
+) -> CreatedBundle:
     """Pack a model for a device: a tar where the name ends in .tar, else a folder.
 
     Args:

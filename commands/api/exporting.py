@@ -86,7 +86,7 @@ def _default_output(checkpoint: Path, suffix: str) -> Path:
     if not checkpoint.is_dir():
         return checkpoint.with_name(Path(checkpoint.name.removesuffix(".index.json")).stem + suffix)
     form = find_folder(checkpoint)
-    if form is not None and form.companions:
+    if form is not None and form.accompanying_files:
         return Path(f"{checkpoint.resolve().name}-onnx") / f"model{suffix}"
     return checkpoint.with_name(checkpoint.name + suffix)
 

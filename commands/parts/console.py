@@ -27,12 +27,12 @@ from .flags import in_flags
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...core.documents.engine_facts import EngineFacts
+    from ...core.documents.engine_sidecar import EngineSidecar
     from ...core.documents.report import Report
     from ...core.documents.sidecar import CheckRecord, Sidecar
     from ...core.errors import LocalAttnError
     from ...exporter.export_report import ExportReport
-    from ...onnx_graph.facts import OnnxFacts
+    from ...onnx_graph.summary import OnnxSummary
 
 
 class Stopped(SystemExit):
@@ -275,9 +275,9 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
         say(f"  {outcomes_text(check.status for check in checks)}")
 
 
-def print_signature(facts: Sidecar | EngineFacts | OnnxFacts) -> None:
+def print_signature(described: Sidecar | EngineSidecar | OnnxSummary) -> None:
     """Print the inputs and outputs of a file."""
-    for kind, specs in (("input ", facts.inputs), ("output", facts.outputs)):
+    for kind, specs in (("input ", described.inputs), ("output", described.outputs)):
         for spec in specs:
             say(f"  {kind}  {spec.describe()}")
 

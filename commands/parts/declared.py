@@ -1,6 +1,7 @@
-"""Make the options of a command from dataclasses whose fields are declared with `exporter.options.option`.
+"""Make the options of a command from dataclasses.
 
-A command takes a parameter of such a dataclass, and `from_fields` gives Typer one option for each field instead.
+A command takes a parameter of such a dataclass, and `from_fields` gives Typer one option for each field instead. A
+field is declared with `exporter.options.option`, if the Python API has it too, or in Typer's words, as `Annotated`.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ def flag_names(kind: type) -> dict[str, str]:
     return {name: option.flag or name for name, option in options_of(kind).items() if option.panel}
 
 
-def refuse_flags(given: Collection[str], kind: type, taken: Collection[str], what: str) -> None:
+def refuse_flags(given: Collection[str], kind: type, accepted: Collection[str], what: str) -> None:
     """Refuse options of a dataclass that do not apply here, rather than ignore them.
 
     Args:
         given: parameters that were typed.
         kind: the dataclass.
-        taken: fields of options that do apply.
+        accepted: fields of options that do apply.
         what: what is exported.
 
     Raises:
         UsageError: one of them is given.
     """
-    for name in sorted(flag for field, flag in flag_names(kind).items() if flag in given and field not in taken):
+    for name in sorted(flag for field, flag in flag_names(kind).items() if flag in given and field not in accepted):
         option = f"--{name.replace('_', '-')}"
         raise UsageError(f"{option} does not apply to {what}.", fix=f"Leave {option} out.")
 
@@ -72,16 +73,25 @@ def _made(kind: Any, values: Mapping[str, Any]) -> Any:
             value = values[option.flag or name]
             negated = option.flag.startswith("no_")
             chosen[name] = not value if negated else parse_axes(value) if option.typed == "axes" else value
-    return kind(**chosen)
+    return kind(**chosen, **{name: values[name] for name in _in_typers_words(kind)})
 
 
 def _parameters(kind: Any) -> list[inspect.Parameter]:
-    hints = typing.get_type_hints(kind)
-    return [
-        _parameter(field, hints[field.name], field.metadata["option"])
-        for field in dataclasses.fields(kind)
-        if "option" in field.metadata and field.metadata["option"].panel
-    ]
+    hints, typers = typing.get_type_hints(kind), _in_typers_words(kind)
+    parameters = []
+    for field in dataclasses.fields(kind):
+        if field.name in typers:
+            keyword, hint = inspect.Parameter.KEYWORD_ONLY, typers[field.name]
+            parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=hint))
+        elif "option" in field.metadata and field.metadata["option"].panel:
+            parameters.append(_parameter(field, hints[field.name], field.metadata["option"]))
+    return parameters
+
+
+def _in_typers_words(kind: Any) -> dict[str, Any]:
+    """Return the annotations of the fields that are declared as Typer's options, by name."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is Annotated}
 
 
 def _parameter(field: dataclasses.Field[Any], hint: Any, option: Option) -> inspect.Parameter:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 def print_step_files(report: ExportReport, *, as_json: bool) -> None:
     """Print what was written."""
-    companion = report.companion
+    prefill = report.prefill
     if as_json:
-        beside = None if companion is None else export_document(companion)
-        print_json({**export_document(replace(report, companion=None)), "companion": beside})
+        second = None if prefill is None else export_document(prefill)
+        # `companion` is the name of older releases, kept for one more.
+        print_json({**export_document(replace(report, prefill=None)), "prefill": second, "companion": second})
         return
     print_notes(report.notes)
-    for written in (report, *([] if companion is None else [companion])):
+    for written in (report, *([] if prefill is None else [prefill])):
         _print_file(written)
     print_warnings(report)
 
@@ -29,17 +30,17 @@ def print_step_files(report: ExportReport, *, as_json: bool) -> None:
 def _print_file(report: ExportReport) -> None:
     import numpy as np
 
-    facts, sidecar = report.sidecar.step, report.sidecar
-    assert facts is not None
-    say(f"{report.path}  {sidecar.title}, {sidecar.dtype}, opset {sidecar.opset}, {facts.chunk} token(s) a call")
-    held = {name for cache in facts.caches for name in (cache.input, cache.output)}
+    step, sidecar = report.sidecar.step, report.sidecar
+    assert step is not None
+    say(f"{report.path}  {sidecar.title}, {sidecar.dtype}, opset {sidecar.opset}, {step.chunk} token(s) a call")
+    held = {name for cache in step.caches for name in (cache.input, cache.output)}
     for kind, specs in (("input ", sidecar.inputs), ("output", sidecar.outputs)):
         for spec in specs:
             if spec.name not in held:
                 say(f"  {kind}  {spec.describe()}")
-    sizes = [math.prod(cache.shape) * np.dtype(cache.dtype).itemsize for cache in facts.caches]
+    sizes = [math.prod(cache.shape) * np.dtype(cache.dtype).itemsize for cache in step.caches]
     say(f"  caches  {len(sizes)} of {bytes_text(sum(sizes))} in all, as outputs next_…")
-    end = "without end" if facts.max_positions is None else f"{facts.max_positions:,} positions, an error past them"
+    end = "without end" if step.max_positions is None else f"{step.max_positions:,} positions, an error past them"
     say(f"  runs    {end}")
     if sidecar.external_data is not None:
         size = report.path.with_name(sidecar.external_data).stat().st_size

@@ -8,21 +8,25 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ...core.limits import LARGEST_SEED, LARGEST_SIZE
+from ...exporter.options import CheckOptions, CheckpointOptions, Checks, options_of
 
 # How a result is printed.
 Format = Literal["console", "json"]
 
-FormatOption = Annotated[Format, typer.Option("--format", help="console, or json: nothing but JSON on stdout.")]
+_OF_CHECKPOINTS = options_of(CheckpointOptions)
+
+FormatOption = Annotated[Format, typer.Option("--format", help="console, or json to print JSON only.")]
 RuntimeOption = Annotated[
     str,
-    typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino, in fp32; openvino:bf16 is faster."),
+    typer.Option(
+        help="Runtime for ONNX files: auto (onnxruntime), or openvino, which computes in fp32; openvino:bf16 is faster."
+    ),
 ]
 EntryOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME",
-        help="Which weights to read of a checkpoint that holds several sets: state_dict_ema, callbacks.EMA.state, or a "
-        "prefix of names. inspect lists them. (Default: the trained ones.)",
+        metavar=_OF_CHECKPOINTS["entry"].metavar,
+        help=_OF_CHECKPOINTS["entry"].help,
     ),
 ]
 FactoryOption = Annotated[
@@ -44,13 +48,7 @@ ProviderOption = Annotated[
 ]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")]
 
-ChecksOption = Annotated[
-    Literal["all", "quick"],
-    typer.Option(
-        help="all, or quick for trying things out on a large model: few inputs are compared, and the checks of the "
-        "window and of memory are left out."
-    ),
-]
+ChecksOption = Annotated[Checks, typer.Option(help=options_of(CheckOptions)["checks"].help)]
 
 
 def finite(value: float | None) -> float | None:

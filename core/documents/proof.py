@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .sidecar import CheckRecord, WindowFacts
+    from .sidecar import CheckRecord, WindowRecord
 
 # Name of the check that compares a file with what the user's own model computed.
 GOLDEN_CHECK = "golden outputs"
@@ -40,7 +40,7 @@ def not_proven(arguments: Sequence[str], model: str) -> list[str]:
     ]
 
 
-def no_window(windows: Sequence[WindowFacts], checks: Sequence[CheckRecord], model: str) -> list[str]:
+def no_window(windows: Sequence[WindowRecord], checks: Sequence[CheckRecord], model: str) -> list[str]:
     """Warn that a file has no layer with a window, and which checks therefore did not run.
 
     Args:
@@ -50,7 +50,7 @@ def no_window(windows: Sequence[WindowFacts], checks: Sequence[CheckRecord], mod
     """
     found = {check.name: check for check in checks}
     window = found.get(WINDOW_CHECK)
-    if any(not facts.sees_all for facts in windows) or (window is None and not windows):
+    if any(not record.sees_all for record in windows) or (window is None and not windows):
         return []
     if window is not None and window.status == "passed":  # of a model whose layers weigh every key, as AFT-local's
         return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
-class Facts(BaseModel):
+class Record(BaseModel):
     """Base of everything in a sidecar."""
 
     # Unknown keys are kept, so that entries written by a newer release survive when this release adds a check.

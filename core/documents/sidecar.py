@@ -19,24 +19,24 @@ from ..storage.publishing import MAX_BYTES, SEAL, check_seal, sidecar_path
 from ..storage.reading import read_plain
 from ..tensors import TensorSpec
 from ..tolerance import Baseline
-from .schema import Facts
-from .step_facts import StepFacts
+from .schema import Record
+from .step_record import StepRecord
 
 __all__ = [
     "PARITY",
     "CheckRecord",
-    "LayerFacts",
+    "LayerRecord",
     "Sidecar",
     "TensorSpec",
-    "WindowFacts",
+    "WindowRecord",
     "class_title",
     "first_problem",
-    "parse_facts",
+    "parse_sidecar",
     "read_sidecar",
     "sidecar_path",
 ]
 
-_Facts = TypeVar("_Facts", bound=BaseModel)
+_Sidecar = TypeVar("_Sidecar", bound=BaseModel)
 
 # The check of an export that compares the written file with a reference.
 PARITY = "parity"
@@ -46,7 +46,7 @@ PARITY = "parity"
 Outcome = Literal["passed", "failed", "not proven", "skipped"]
 
 
-class WindowFacts(Facts):
+class WindowRecord(Record):
     """The window of one windowed attention node."""
 
     name: str
@@ -64,7 +64,7 @@ class WindowFacts(Facts):
         return WindowGeometry(**{name: getattr(self, name) for name in names}).sees_all
 
 
-class LayerFacts(Facts):
+class LayerRecord(Record):
     """What happened to one upstream layer of a user's own module.
 
     `detail` is its window if it was replaced, else the reason why it was not.
@@ -76,7 +76,7 @@ class LayerFacts(Facts):
     detail: str = ""
 
 
-class CheckRecord(Facts):
+class CheckRecord(Record):
     """The result of one check.
 
     `not proven` means that the check ran and could not decide; `skipped` that it did not run. `baseline` is what a
@@ -100,7 +100,7 @@ def class_title(class_name: str, kwargs: Mapping[str, Any]) -> str:
 _OLD_OPTIONS = {"weights": "weight_dtype", "attention": "attention_dtype"}
 
 
-class Sidecar(Facts):
+class Sidecar(Record):
     """The sidecar of an exported model.
 
     Args:
@@ -147,9 +147,9 @@ class Sidecar(Facts):
     dynamic: list[str] = Field(default_factory=list)
     dtype: Literal["fp32", "fp16", "bf16"]
     opset: int = Field(ge=1)
-    windows: list[WindowFacts] = Field(default_factory=list)
-    layers: list[LayerFacts] = Field(default_factory=list)
-    step: StepFacts | None = None
+    windows: list[WindowRecord] = Field(default_factory=list)
+    layers: list[LayerRecord] = Field(default_factory=list)
+    step: StepRecord | None = None
     function_body: bool
     standard_ops: bool = False
     external_data: str | None = None
@@ -194,10 +194,10 @@ def read_sidecar(model: Path) -> Sidecar | None:
         return None
     except OSError as error:
         raise _broken(path, error.strerror or str(error)) from error
-    return parse_facts(Sidecar, path, text, partial(_broken, path))
+    return parse_sidecar(Sidecar, path, text, partial(_broken, path))
 
 
-def parse_facts(schema: type[_Facts], path: Path, text: bytes, broken: Callable[[str], UsageError]) -> _Facts:
+def parse_sidecar(schema: type[_Sidecar], path: Path, text: bytes, broken: Callable[[str], UsageError]) -> _Sidecar:
     """Parse the text of a sidecar, and check its seal.
 
     Args:
@@ -213,12 +213,12 @@ def parse_facts(schema: type[_Facts], path: Path, text: bytes, broken: Callable[
     if len(text) > MAX_BYTES:
         raise broken(f"It is larger than {MAX_BYTES >> 20} MiB.")
     try:
-        facts = schema.model_validate_json(text)
+        parsed = schema.model_validate_json(text)
     except ValidationError as error:
         raise broken(first_problem(error)) from error
     check_seal(path, text)
-    (facts.model_extra or {}).pop(SEAL, None)  # the seal belongs to the bytes of the file, not to its entries
-    return facts
+    (parsed.model_extra or {}).pop(SEAL, None)  # the seal belongs to the bytes of the file, not to its entries
+    return parsed
 
 
 def first_problem(error: ValidationError) -> str:

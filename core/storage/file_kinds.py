@@ -30,7 +30,7 @@ MODEL = "an ONNX file"
 PROGRAM = "a library or program"
 ARCHIVE = "a tar"
 ZIP = "a ZIP archive"
-FACTS = "the sidecar of a model, engine or library, or the manifest of a bundle"
+SIDECAR_OR_MANIFEST = "the sidecar of a model, engine or library, or the manifest of a bundle"
 CONFIG = "the configuration of a model"
 REPORT = "a JSON report"
 DOCUMENT = "another JSON document"
@@ -48,31 +48,31 @@ class Kind:
         name: how errors name it, with its article: "an ONNX file".
         suffixes: the suffixes of its names, in lower case; if empty, every suffix that no other kind has.
         contents: what an existing file must contain to be replaced by one of this kind, as `contents_of` returns it.
-        facts: whether a sidecar (`NAME.json`) is written for it.
+        has_sidecar: whether a sidecar (`NAME.json`) is written for it.
         folder: whether a folder of this name may exist; it is checked by the code that writes into it.
         extended: whether an existing file is extended without --force; it must already be of this kind and not empty.
-        companion: whether it is published together with the main output, whose sidecar describes it.
+        with_main: whether it is published together with the main output, whose sidecar describes it.
     """
 
     name: str
     suffixes: tuple[str, ...]
     contents: frozenset[str]
-    facts: bool = False
+    has_sidecar: bool = False
     folder: bool = False
     extended: bool = False
-    companion: bool = False
+    with_main: bool = False
 
 
-ONNX = Kind("an ONNX file", (".onnx",), frozenset({MODEL}), facts=True)
-ENGINE = Kind("an engine", (".engine",), frozenset({UNKNOWN}), facts=True)
-LIBRARY = Kind("a library", (".so",), frozenset({PROGRAM}), facts=True)
-COMPANION = Kind("a library", (".so",), frozenset({PROGRAM}), companion=True)
+ONNX = Kind("an ONNX file", (".onnx",), frozenset({MODEL}), has_sidecar=True)
+ENGINE = Kind("an engine", (".engine",), frozenset({UNKNOWN}), has_sidecar=True)
+LIBRARY = Kind("a library", (".so",), frozenset({PROGRAM}), has_sidecar=True)
+COMPANION_LIBRARY = Kind("a library", (".so",), frozenset({PROGRAM}), with_main=True)
 REWRITTEN = Kind("an ONNX file", (".onnx",), frozenset({MODEL}))  # without a sidecar
 NPZ = Kind("an .npz file", (".npz",), frozenset({ARRAYS}))
 JSON_REPORT = Kind("a JSON report", (".json",), frozenset({REPORT}))
 MARKDOWN = Kind("a Markdown report", (".md",), frozenset({TEXT}))
 HTML = Kind("an HTML report", (".html", ".htm"), frozenset({PAGE}))
-SIDECAR = Kind("a file of facts", (".json",), frozenset({FACTS}))
+SIDECAR = Kind("a sidecar", (".json",), frozenset({SIDECAR_OR_MANIFEST}))
 CONFIGURATION = Kind("a configuration", (".json",), frozenset())  # never replaced
 TAR = Kind("a tar", (), frozenset({ARCHIVE}))
 BUNDLE = Kind("a bundle", (), frozenset({ARCHIVE}), folder=True)
@@ -201,7 +201,7 @@ def _json_contents(text: bytes) -> str | None:
         return DOCUMENT
     stated = str(document.get("format", ""))
     if stated.startswith("localattn-") and stated != "localattn-bench":
-        return FACTS
+        return SIDECAR_OR_MANIFEST
     if "kwargs" in document:  # as in a configuration of a checkpoint
         return CONFIG
     return REPORT if stated.startswith("localattn-") or {"passed", "windows"} & document.keys() else DOCUMENT

@@ -38,7 +38,7 @@ AUTO, NONE = "auto", "none"
 # change the code that runs now, so owners and modes are not checked.
 _PACKAGED = Path(__file__).resolve().parents[2] / "libraries"
 # The package of the distribution localattn-plugin-library, laid out in the same way.
-_BESIDE = "localattn_plugin_library"
+_LIBRARY_PACKAGE = "localattn_plugin_library"
 _INDEX = "index.json"
 _FORMAT, _FORMAT_VERSION = "localattn-libraries", 1
 _MOST_KEPT = 100
@@ -97,14 +97,14 @@ class Library:
         kind: what it is for.
         path: where it was read.
         sha256: SHA-256 of the bytes read.
-        facts: its sidecar; empty if a library that the user named has none.
+        sidecar: its sidecar; empty if a library that the user named has none.
         image: the path that the loader gets: it leads to these bytes and to no others.
     """
 
     kind: LibraryKind
     path: Path
     sha256: str
-    facts: Mapping[str, Any] = field(repr=False)
+    sidecar: Mapping[str, Any] = field(repr=False)
     image: str = field(repr=False)
 
     def in_words(self, message: object) -> str:
@@ -119,13 +119,13 @@ class StoredLibrary:
     Args:
         kind: what it is for.
         path: its path.
-        facts: from the index of the cache, or from an installed package.
+        sidecar: from the index of the cache, or from an installed package.
         packaged: whether it is in an installed package.
     """
 
     kind: LibraryKind
     path: Path
-    facts: Mapping[str, Any]
+    sidecar: Mapping[str, Any]
     packaged: bool = False
 
     def read(self) -> Library:
@@ -143,7 +143,7 @@ class StoredLibrary:
         if exposed:
             raise _exposed(self.path, exposed)
         place = "beside it" if self.packaged else "in the index of the cache"
-        return _verified(self.kind, self.path, data, self.facts, place)
+        return _verified(self.kind, self.path, data, self.sidecar, place)
 
 
 def find(
@@ -152,7 +152,7 @@ def find(
     arch: str = "",
     this_release: bool = True,
     sha256: str | None = None,
-    wanted: Callable[[Mapping[str, Any]], bool] = lambda facts: True,
+    wanted: Callable[[Mapping[str, Any]], bool] = lambda _: True,
 ) -> Library | None:
     """Find the newest verified library that may be loaded automatically; None if there is none.
 
@@ -170,10 +170,10 @@ def find(
     arch = arch or host_arch()
     refused: list[CheckFailed] = []
     for stored in candidates(kind):
-        facts = stored.facts
-        if facts["arch"] != arch or sha256 not in (None, facts["sha256"]):
+        sidecar = stored.sidecar
+        if sidecar["arch"] != arch or sha256 not in (None, sidecar["sha256"]):
             continue
-        if (this_release and facts["fingerprint"] != kind.fingerprint()) or not wanted(facts):
+        if (this_release and sidecar["fingerprint"] != kind.fingerprint()) or not wanted(sidecar):
             _log.debug("%s: not for this use", stored.path)
             continue
         try:
@@ -204,18 +204,18 @@ def read_named(kind: LibraryKind, path: Path) -> Library:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path} cannot be read.", why=f"{why}.") from error
     refuse_foreign(path, data)
-    facts = read_facts(kind, path) if sidecar_path(path).exists() else {}
-    return _verified(kind, path, data, facts, "in the file beside it")
+    sidecar = read_library_sidecar(kind, path) if sidecar_path(path).exists() else {}
+    return _verified(kind, path, data, sidecar, "in the file beside it")
 
 
-def _verified(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, Any], place: str) -> Library:
+def _verified(kind: LibraryKind, path: Path, data: bytes, sidecar: Mapping[str, Any], place: str) -> Library:
     """Compare the bytes of a library with its sidecar, and return a path for the loader with exactly these bytes.
 
     Args:
         kind: what the library is for.
         path: where it was read.
         data: its bytes.
-        facts: its sidecar; empty if it has none.
+        sidecar: its sidecar; empty if it has none.
         place: where the sidecar is, for the error.
 
     Raises:
@@ -223,7 +223,7 @@ def _verified(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, An
         UsageError: no copy for the loader can be made.
     """
     digest = hashlib.sha256(data).hexdigest()
-    if facts and facts["sha256"] != digest:
+    if sidecar and sidecar["sha256"] != digest:
         raise CheckFailed(
             f"{path} was changed after it was built.", why=f"Its SHA-256 is not the one {place}.", fix=kind.build_again
         )
@@ -232,7 +232,7 @@ def _verified(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, An
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(f"{path} cannot be loaded.", why=f"It cannot be copied: {why}.") from error
-    return Library(kind, path, digest, facts, image)
+    return Library(kind, path, digest, sidecar, image)
 
 
 def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
@@ -243,11 +243,11 @@ def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
     """
     folder = cache_folder()
     for path, entry in reversed(_entries(folder)) if folder else ():
-        if entry["kind"] == kind.name and _are_facts(kind, entry.get("facts")) and path.exists():
+        if entry["kind"] == kind.name and _is_sidecar(kind, entry.get("facts")) and path.exists():
             yield StoredLibrary(kind, path, entry["facts"])
     for path in (path for installed in _installed() for path in _lying_in(installed, kind)):
         try:
-            yield StoredLibrary(kind, path, read_facts(kind, path), packaged=True)
+            yield StoredLibrary(kind, path, read_library_sidecar(kind, path), packaged=True)
         except LocalAttnError as error:
             _log.debug("%s: %s", path, error)
 
@@ -261,7 +261,7 @@ def _installed() -> Iterator[Path]:
     yield _PACKAGED
     user = [sysconfig.get_preferred_scheme("user")] if site.ENABLE_USER_SITE else []
     schemes = [sysconfig.get_default_scheme(), *user]
-    yield from dict.fromkeys(Path(sysconfig.get_path("platlib", scheme)) / _BESIDE for scheme in schemes)
+    yield from dict.fromkeys(Path(sysconfig.get_path("platlib", scheme)) / _LIBRARY_PACKAGE for scheme in schemes)
 
 
 def _lying_in(folder: Path, kind: LibraryKind) -> list[Path]:
@@ -273,7 +273,7 @@ def _lying_in(folder: Path, kind: LibraryKind) -> list[Path]:
         return []
 
 
-def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
+def read_library_sidecar(kind: LibraryKind, library: Path) -> dict[str, Any]:
     """Read the sidecar of a library.
 
     Raises:
@@ -281,26 +281,26 @@ def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
     """
     path = sidecar_path(library)
     try:
-        facts = json.loads(read_regular_file(path, MAX_BYTES, follow_link=True))
+        sidecar = json.loads(read_regular_file(path, MAX_BYTES, follow_link=True))
     except FileNotFoundError as error:
         raise UsageError(f"{path} is missing.", fix=f"Build a library with: {kind.how_to_build}") from error
     except OSError as error:
         why = f"{error.strerror or error}."
         raise UsageError(f"{path} cannot be read.", why=why, fix=kind.build_again) from error
     except (ValueError, RecursionError):
-        facts = None
-    if not _are_facts(kind, facts):
+        sidecar = None
+    if not _is_sidecar(kind, sidecar):
         raise UsageError(f"{path} does not describe a {kind.title}.")
-    return dict(facts)
+    return dict(sidecar)
 
 
 def kind_of(library: Path) -> LibraryKind | None:
     """Find the kind of a library by its sidecar; None if that does not say."""
     try:
-        facts = json.loads(read_regular_file(sidecar_path(library), MAX_BYTES, follow_link=True))
+        sidecar = json.loads(read_regular_file(sidecar_path(library), MAX_BYTES, follow_link=True))
     except (OSError, ValueError, RecursionError):
         return None
-    stated = facts.get("format") if isinstance(facts, dict) else None
+    stated = sidecar.get("format") if isinstance(sidecar, dict) else None
     return next((kind for kind in KINDS.values() if kind.format == stated), None)
 
 
@@ -345,7 +345,7 @@ def prepare_cache(arch: str) -> Path:
     return folder / arch
 
 
-def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
+def keep(kind: LibraryKind, library: Path, sidecar: Mapping[str, Any]) -> bool:
     """Add a new library to the index of the cache; return whether it is in the cache.
 
     A library outside the cache is not added: it is used only when named.
@@ -357,7 +357,7 @@ def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
     index = folder / _INDEX
     with work_folder(index, wait=True) as work:  # read under the lock, to keep others' entries
         kept = [(path, entry) for path, entry in _entries(folder) if path != library.absolute()]
-        kept.append((library.absolute(), {"kind": kind.name, "facts": dict(facts)}))
+        kept.append((library.absolute(), {"kind": kind.name, "facts": dict(sidecar)}))
         entries = [{"path": path.relative_to(folder).as_posix(), **entry} for path, entry in kept if path.exists()]
         document = {"format": _FORMAT, "format_version": _FORMAT_VERSION, "libraries": entries[-_MOST_KEPT:]}
         staged = work / index.name
@@ -401,11 +401,11 @@ def _entry(folder: Path, item: object) -> tuple[Path, dict[str, Any]] | None:
     return folder.joinpath(*parts), {name: value for name, value in item.items() if name != "path"}
 
 
-def _are_facts(kind: LibraryKind, facts: object) -> bool:
+def _is_sidecar(kind: LibraryKind, sidecar: object) -> bool:
     """Check that a sidecar is of this kind of library, with every entry that is used here."""
-    if not isinstance(facts, dict) or facts.get("format") != kind.format:
+    if not isinstance(sidecar, dict) or sidecar.get("format") != kind.format:
         return False
-    return all(isinstance(facts.get(name), str) for name in ("arch", "sha256", "fingerprint"))
+    return all(isinstance(sidecar.get(name), str) for name in ("arch", "sha256", "fingerprint"))
 
 
 def _exposed(place: Path, why: str) -> CheckFailed:

@@ -22,11 +22,11 @@ from .exposed import link_of_another
 from .file_kinds import (
     CONFIG_SUFFIXES,
     ENGINE,
-    FACTS,
     NOTHING,
     NPZ,
     ONNX,
     SIDECAR,
+    SIDECAR_OR_MANIFEST,
     Kind,
     contents_of,
     default_configs,
@@ -49,7 +49,7 @@ class Output(NamedTuple):
 
     def files(self) -> list[Output]:
         """List this output and its sidecar."""
-        return [self, Output(sidecar_path(self.path), SIDECAR)] if self.kind.facts else [self]
+        return [self, Output(sidecar_path(self.path), SIDECAR)] if self.kind.has_sidecar else [self]
 
 
 class _Judged(NamedTuple):
@@ -85,7 +85,7 @@ def writing(*outputs: Output, inputs: Iterable[Path] = (), overwrite: bool = Fal
             disk refuses what the block writes.
     """
     with reserved(outputs, inputs=inputs, overwrite=overwrite) as folder:
-        together = [output for output in outputs if output.kind.facts or output.kind.companion]
+        together = [output for output in outputs if output.kind.has_sidecar or output.kind.with_main]
         names = [file.path.name for output in together for file in output.files()]
         if names:
             check_leftover(outputs[-1].path, names)
@@ -173,7 +173,7 @@ def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), ove
 
 def _check_files(files: Sequence[Output], *, inputs: Iterable[Path], overwrite: bool) -> None:
     """Check the files to write one by one, as `check_outputs` does with those of its outputs."""
-    read = {same: path for given in inputs for path in (given, *beside(given)) if (same := _identity(path))}
+    read = {same: path for given in inputs for path in (given, *files_read_with(given)) if (same := _identity(path))}
     seen: set[Path] = set()
     for path, kind in files:
         _check_name(path, kind)
@@ -257,15 +257,15 @@ def _check_contents(path: Path, kind: Kind) -> None:
     except OSError as error:
         raise write_error(path, error) from error
     empty = found == NOTHING and not kind.extended
-    if empty or found in kind.contents or (kind is ENGINE and _has_facts(path)):
+    if empty or found in kind.contents or (kind is ENGINE and _has_sidecar(path)):
         return
     why = f"It is {found}, and the output is {kind.name}."
     raise _not_replaced(path, why, "Choose another name, or remove it yourself.")
 
 
-def _has_facts(path: Path) -> bool:
-    facts = sidecar_path(path)
-    return is_file(facts) and contents_of(facts) == FACTS
+def _has_sidecar(path: Path) -> bool:
+    sidecar = sidecar_path(path)
+    return is_file(sidecar) and contents_of(sidecar) == SIDECAR_OR_MANIFEST
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -277,7 +277,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def beside(path: Path) -> Iterator[Path]:
+def files_read_with(path: Path) -> Iterator[Path]:
     """List files in an input's folder that may be read with it: configuration, sidecar, weights, prefill file."""
     if not is_file(path):
         return
@@ -288,9 +288,9 @@ def beside(path: Path) -> Iterator[Path]:
         return
     try:
         with sidecar_path(path).open("rb") as stream:
-            facts = json.loads(stream.read(MAX_BYTES))
-        step = facts.get("step") or {}
-        for name in (facts.get("external_data"), step.get("prefill")):
+            entries = json.loads(stream.read(MAX_BYTES))
+        step = entries.get("step") or {}
+        for name in (entries.get("external_data"), step.get("prefill")):
             if isinstance(name, str) and Path(name).name == name:
                 yield path.with_name(name)
     except (OSError, ValueError, RecursionError, AttributeError):

@@ -3,7 +3,7 @@
 One rename is atomic, several are not. So finished files are gathered in a folder, and one rename of that folder beside
 their places is the moment of change; then they move to their places, in an order that never leaves a model without its
 weights. What a killed process had not moved yet is moved by the next process that writes the same file, and by nothing
-else: reading changes nothing. The facts of a file carry a seal, their own SHA-256, and the SHA-256 of the file:
+else: reading changes nothing. A file's sidecar has the SHA-256 of the file, and a seal, the SHA-256 of its own entries:
 `check_unchanged` notices that either was altered, or that a write was interrupted between the two.
 """
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 # A folder with finished files before they are moved to their places; its name ends in the main file's name.
 _PREFIX = ".localattn.next."
 _LONGEST_NAME = 255  # bytes
-# The entry of a file of facts that holds the SHA-256 of all others.
+# The entry of a sidecar that holds the SHA-256 of all others.
 SEAL = "facts_sha256"
 # The entries that hold the SHA-256 of the described file, each with the advice if it differs.
 _DIGESTS = {
@@ -241,7 +241,7 @@ def check_seal(path: Path, text: bytes) -> None:
 def check_unchanged(model: Path, digest: Callable[[], str] | None = None) -> None:
     """Check that a file and its external data are those for which its sidecar was written.
 
-    The file is an ONNX file or an engine. Facts that are missing, broken, or without digests are not checked here.
+    The file is an ONNX file or an engine. Record that are missing, broken, or without digests are not checked here.
 
     Args:
         model: the file.

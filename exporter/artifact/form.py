@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import onnx
 import onnx_ir as ir
 
-from ...core.documents.sidecar import WindowFacts
+from ...core.documents.sidecar import WindowRecord
 from ...core.nodes.attention import geometry_of
 from ...onnx_graph.standard_ops import rewrite
 from ..options import FileOptions
@@ -27,7 +27,7 @@ class WrittenForm:
     """
 
     model: ir.Model
-    windows: list[WindowFacts]
+    windows: list[WindowRecord]
     nodes: onnx.ModelProto | None = None
 
 
@@ -39,14 +39,14 @@ def written_form(model: ir.Model, nodes: Iterable[ir.Node], options: FileOptions
         nodes: its attention nodes.
         options: options of the file.
     """
-    windows = [_window_facts(node) for node in nodes]
+    windows = [_window_record(node) for node in nodes]
     if not options.standard_ops:
         return WrittenForm(model, windows)
     before = message(model)
     return WrittenForm(rewrite.apply(model), windows, before)
 
 
-def _window_facts(node: ir.Node) -> WindowFacts:
+def _window_record(node: ir.Node) -> WindowRecord:
     """Return the sidecar's entry for one attention node."""
     geometry = geometry_of({name: attribute.value for name, attribute in node.attributes.items()})
-    return WindowFacts(name=node.name or "", op_type=node.op_type, **asdict(geometry))
+    return WindowRecord(name=node.name or "", op_type=node.op_type, **asdict(geometry))

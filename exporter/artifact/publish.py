@@ -68,7 +68,7 @@ def save_model(model: ir.Model, path: Path, external_data_from: int, shared: str
     return name
 
 
-def companion_path(step: Path) -> Path:
+def prefill_output(step: Path) -> Path:
     """Return the path of a step file's chunk file: `model_step.onnx` → `model_step.prefill.onnx`."""
     return step.with_name(f"{step.stem}.prefill{step.suffix}")
 

@@ -27,7 +27,7 @@ from ...onnx_graph.windows import windows_of_sidecar
 from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
 from ...runtime.parity.runner import FileRunner, Runner, SessionRunner
-from ...runtime.session import check_inputs, find_model, load, read_model_facts
+from ...runtime.session import check_inputs, find_model, load, read_model_sidecar
 from ..parity import check_signature, dynamic_axes, source_of_file
 from ..source.dynamic_axes import dynamic_specs, sizes_of
 from ..user_module.of_file import OwnReference, is_own_module, notes_on_weights, own_module
@@ -54,10 +54,10 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     """
     progress("Loading the model")
     path = onnx_file_of(request.model)
-    facts = read_model_facts(request.model)
+    sidecar = read_model_sidecar(request.model)
     file = OnnxFile.read(find_model(path))
     session = load(file, provider="cpu", plugin="none", verify=False)  # bisect must accept changed files
-    candidate = SessionRunner(session, file, facts)
+    candidate = SessionRunner(session, file, sidecar)
     if candidate.sidecar is not None and candidate.sidecar.step is not None:
         raise UsageError(
             f"{path} is a step file, which bisect does not read.",

@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx
 
-from ...core.documents.engine_facts import EngineFacts
+from ...core.documents.engine_sidecar import EngineSidecar
 from ...core.errors import CheckFailed, UsageError
 from ...core.limits import LARGEST_SIZE
 from ...core.storage.files import sha256
@@ -44,17 +44,17 @@ def onnx_file_of(model: Path) -> Path:
         UsageError: the engine's ONNX file is missing in its folder.
         CheckFailed: that file is not the one the engine was built from.
     """
-    facts = registry.choose(model)[0].facts(model)
-    if not isinstance(facts, EngineFacts):
+    sidecar = registry.choose(model)[0].sidecar(model)
+    if not isinstance(sidecar, EngineSidecar):
         return model
-    path = model.with_name(facts.onnx_name)
+    path = model.with_name(sidecar.onnx_name)
     if not path.is_file():
         raise UsageError(
             f"{path} is missing.",
             why=f"Bisecting {model.name} needs the ONNX file that it was built from.",
             fix="Copy that file into the engine's folder.",
         )
-    if sha256(path) != facts.onnx_sha256:
+    if sha256(path) != sidecar.onnx_sha256:
         raise CheckFailed(f"{path} is not the file {model.name} was built from.", why="Its SHA-256 differs.")
     return path
 

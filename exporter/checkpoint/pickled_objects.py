@@ -75,7 +75,7 @@ def _first_class(path: Path) -> str | None:
                     start = inside.read(_START)
             return _of_pickle(io.BytesIO(start))
         stream = io.BytesIO(start)
-        for _ in range(3):  # torch's older format: a magic number, its version, and facts of the system come first
+        for _ in range(3):  # torch's older format: a magic number, its version, and properties of the system come first
             for opcode, _, _ in pickletools.genops(stream):
                 if opcode.name == "STOP":
                     break

@@ -17,7 +17,7 @@ from ...core.documents.sidecar import CheckRecord
 from .growth import Growth, all_shapes, per_position, sizes_of, square_in, unjudged
 from .outcome import failed, not_proven, passed
 from .probe import NodeProbe, probes
-from .quadratic_memory import Shape, Taken, still_square, taken_sizes
+from .quadratic_memory import Shape, SizesInUse, sizes_in_use, still_square
 from .window import Findings, check_node_window, edges_hold
 
 # Twice the length needs twice the memory, and a little more for padding; quadratic memory would be four times as much.
@@ -60,7 +60,7 @@ def check_layer_memory(
     model: onnx.ModelProto,
     lengths: set[int],
     dynamic_axes: Collection[str],
-    retrace: Callable[[Taken], tuple[set[int], dict[str, Shape]] | None],
+    retrace: Callable[[SizesInUse], tuple[set[int], dict[str, Shape]] | None],
 ) -> CheckRecord:
     """Check that no attention node and no other tensor needs memory quadratic in the sequence length.
 
@@ -81,10 +81,10 @@ def check_layer_memory(
     square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths)}
     faults: list[str] = []
     if square:
-        taken = taken_sizes(shapes, square)
-        elsewhere = retrace(taken)
+        in_use = sizes_in_use(shapes, square)
+        elsewhere = retrace(in_use)
         if elsewhere is not None:
-            faults = still_square(square, taken, *elsewhere)
+            faults = still_square(square, in_use, *elsewhere)
         else:
             faults = _scores(model, square, shapes, lengths)
             if not faults:

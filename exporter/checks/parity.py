@@ -17,7 +17,7 @@ from ...core.errors import CheckFailed, UsageError
 from ...core.tensors import TensorSpec
 from ...core.tolerance import Tolerance
 from ...runtime.inputs.arrays import random_inputs
-from ...runtime.parity.baseline import BaselineMeter, beside, both_errors, table_alone
+from ...runtime.parity.baseline import BaselineMeter, both_errors, table_alone, with_baseline
 from ...runtime.parity.compare import compare, worst_of
 from ...runtime.parity.comparison import Comparison, outcome_of, unproven_outputs
 from ...runtime.parity.inputs import InputSet
@@ -181,7 +181,7 @@ def check_input_sets(
         detail = f"equal at {bounded(ran, 8)}; not compared at {unknown}, {why}; {detail}"
         status = "not proven" if status == "passed" else status
     if status == "failed":
-        judge = beside(tolerance, record.baseline)
+        judge = with_baseline(tolerance, record.baseline)
         passed = verdicts(found, judge)
         by_itself = [name in alone and not part.judge(judge) for name, part in found]
         wrong = (not good or bad for good, bad in zip(passed, by_itself, strict=True))
@@ -213,7 +213,7 @@ def parity_record(
         figures: more figures for the record.
     """
     baseline = None if meter is None else meter.result()
-    tolerance = beside(tolerance, baseline)
+    tolerance = with_baseline(tolerance, baseline)
     outputs = list(overall(found, tolerance).values())
     nothing, why = unproven_outputs(outputs, tolerance)
     if not outputs:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _MADE_FOR = re.compile(r"(?<=\.by_length)\.\d+(?=\.)")
 
 
-class Taken(NamedTuple):
+class SizesInUse(NamedTuple):
     """Collect sizes that another length should not equal, because a tensor might have them by chance.
 
     Args:
@@ -40,7 +40,7 @@ class Taken(NamedTuple):
 
 
 def check_quadratic_memory(
-    model: onnx.ModelProto, source: SourceModel, retrace: Callable[[Taken], tuple[set[int], dict[str, Shape]]]
+    model: onnx.ModelProto, source: SourceModel, retrace: Callable[[SizesInUse], tuple[set[int], dict[str, Shape]]]
 ) -> CheckRecord:
     """Look for tensors that are quadratic in the sequence length.
 
@@ -61,8 +61,8 @@ def check_quadratic_memory(
     square = {name: shape for name, shape in shapes.items() if is_square(shape, lengths)}
     suspects: list[str] = []
     if square:
-        taken = taken_sizes(shapes, square)
-        suspects = still_square(square, taken, *retrace(taken))
+        in_use = sizes_in_use(shapes, square)
+        suspects = still_square(square, in_use, *retrace(in_use))
     largest = max((math.prod(shape) for shape in shapes.values()), default=0)
     for probe in alone:
         inside = probe.measured_shapes(lengths)
@@ -93,34 +93,34 @@ def is_square(shape: Iterable[int], lengths: set[int]) -> bool:
     return sum(size in lengths for size in shape) >= 2
 
 
-def taken_sizes(shapes: Mapping[str, tuple[int | str, ...]], suspects: Iterable[str]) -> Taken:
+def sizes_in_use(shapes: Mapping[str, tuple[int | str, ...]], suspects: Iterable[str]) -> SizesInUse:
     """Return the sizes in use in a graph and in its tensors that may be square in the length."""
 
     def sizes(names: Iterable[str]) -> frozenset[int]:
         return frozenset(size for name in names for size in shapes[name] if isinstance(size, int))
 
-    return Taken(sizes(shapes), sizes(suspects))
+    return SizesInUse(sizes(shapes), sizes(suspects))
 
 
-def freest(lengths: Iterable[T], sizes: Callable[[T], Collection[int]], taken: Taken) -> Iterator[T]:
+def unused_first(lengths: Iterable[T], sizes: Callable[[T], Collection[int]], in_use: SizesInUse) -> Iterator[T]:
     """Order lengths to try: first those with no size in use in the graph, then those with none in its suspects.
 
     Args:
         lengths: lengths to choose from, the best first.
         sizes: gives the sizes that a graph of one length has.
-        taken: the sizes in use, as `taken_sizes` returns them.
+        in_use: the sizes in use, as `sizes_in_use` returns them.
     """
     late = []
     for length in lengths:
-        if taken.graph.isdisjoint(sizes(length)):
+        if in_use.graph.isdisjoint(sizes(length)):
             yield length
         else:
             late.append(length)
-    yield from sorted(late, key=lambda length: not taken.suspects.isdisjoint(sizes(length)))
+    yield from sorted(late, key=lambda length: not in_use.suspects.isdisjoint(sizes(length)))
 
 
 def still_square(
-    suspects: Mapping[str, tuple[int | str, ...]], taken: Taken, lengths: set[int], shapes: Mapping[str, Shape]
+    suspects: Mapping[str, tuple[int | str, ...]], in_use: SizesInUse, lengths: set[int], shapes: Mapping[str, Shape]
 ) -> list[str]:
     """List the tensors that are still square in the length when the graph is traced at another length.
 
@@ -130,14 +130,14 @@ def still_square(
 
     Args:
         suspects: shapes of the tensors that may be square, by name.
-        taken: sizes in use in the graph, as `taken_sizes` returns them.
+        in_use: sizes in use in the graph, as `sizes_in_use` returns them.
         lengths: the other length, also as it is padded.
         shapes: the shapes at the other length, by name.
     """
     plain = partial(_MADE_FOR.sub, "")
     named, there, left = set(map(plain, suspects)), set(map(plain, shapes)), set(shapes.values())
     square = [name for name, shape in shapes.items() if is_square(shape, lengths)]
-    faults = [name for name in square if taken.graph.isdisjoint(lengths) or plain(name) in named]
+    faults = [name for name in square if in_use.graph.isdisjoint(lengths) or plain(name) in named]
     gone = {name: shape for name, shape in suspects.items() if plain(name) not in there}
     return faults + [name for name, shape in gone.items() if not _left(shape, lengths, left)]
 

@@ -140,7 +140,7 @@ def step_runner(
     sessions, own = {source.chunk: session}, source
     if then is not None:
         sessions[1], own = then, StepSource(source.source, 1)
-    return StepRunner(ArrayStep(own.facts(dtype, mode="step", prefill=None), sessions), singles=singles)
+    return StepRunner(ArrayStep(own.record(dtype, mode="step", prefill=None), sessions), singles=singles)
 
 
 def _padded(shape: tuple[int, ...]) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from ...core.tensors import BATCH, SEQUENCE
 from ...runtime.inputs.arrays import check_drawable
 from ...runtime.parity.golden import Golden
 from ...runtime.parity.runner import SessionRunner
-from ..artifact.companions import check_companions, copy_companions
+from ..artifact.accompanying_files import check_accompanying_files, copy_accompanying_files
 from ..artifact.serialize import message
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from ..checks.checked_file import SequenceFile
@@ -25,7 +25,7 @@ from ..checks.golden import check_golden, open_golden
 from ..checks.judged import Judged
 from ..checks.layers import check_layer_windows
 from ..checks.parity import check_parity
-from ..checks.quadratic_memory import Shape, Taken, check_quadratic_memory, freest, graph_shapes
+from ..checks.quadratic_memory import Shape, SizesInUse, check_quadratic_memory, graph_shapes, unused_first
 from ..checks.sweep import check_dynamic_memory, check_sweep, rows_of_checkpoint
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
 from ..checks.window import check_window
@@ -58,13 +58,13 @@ class RequestJob(Job[ExportReport]):
         opened: the checkpoint.
         golden: the golden outputs to compare with, if there are any.
         rounding: how its weights are rounded, if they are.
-        companions: the files of its folder that are copied beside the file.
+        accompanying_files: the files of its folder that are copied beside the file.
     """
 
     opened: OpenedCheckpoint
     golden: Golden | None
     rounding: Rounding | None
-    companions: list[Path]
+    accompanying_files: list[Path]
 
     def __init__(self, request: ExportRequest) -> None:
         self.request = self.options = request
@@ -77,7 +77,7 @@ class RequestJob(Job[ExportReport]):
         return self.request.inputs
 
     def published(self, folder: Path) -> None:
-        self.copied = copy_companions(self.companions, self.request.output, folder)
+        self.copied = copy_accompanying_files(self.accompanying_files, self.request.output, folder)
 
     def notes(self) -> list[str]:
         """Return what was assumed of the checkpoint and of its rounding, one line each."""
@@ -106,7 +106,7 @@ class CheckpointJob(RequestJob):
         progress("Reading the checkpoint")
         self.opened, self.source = open_request(self.request, self._live)
         request, source = self.request, self.source
-        self.companions = folder_companions(request, source)
+        self.accompanying_files = files_to_copy(request, source)
         axes = dynamic_axes(request, source)
         self.request = replace(request, dynamic=axes)
         whole = ReferenceRunner(source, request.dtype, axes)
@@ -131,8 +131,8 @@ class CheckpointJob(RequestJob):
     def checked(self, part: Part, progress: Progress) -> CheckpointFile:
         return CheckpointFile(part, self, progress)
 
-    def facts(self, part: Part) -> dict[str, Any]:
-        return model_facts(self.request, self.opened, self.source, part.checks)
+    def sidecar_entries(self, part: Part) -> dict[str, Any]:
+        return model_entries(self.request, self.opened, self.source, part.checks)
 
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ExportReport:
         ((part, sidecar),) = parts
@@ -183,7 +183,7 @@ def check_precision(request: ExportRequest) -> None:
     check_attention(request.attention_dtype, request.dtype, request.opset)
 
 
-def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]:
+def files_to_copy(request: ExportRequest, source: SourceModel) -> list[Path]:
     """Return the files of a model's folder that will be copied beside its file.
 
     Raises:
@@ -191,7 +191,7 @@ def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]
     """
     if not isinstance(source.family, FolderFamily) or not request.checkpoint.is_dir():
         return []
-    return check_companions(request.checkpoint, source.family.companions, request.output)
+    return check_accompanying_files(request.checkpoint, source.family.accompanying_files, request.output)
 
 
 class CheckpointFile(SequenceFile):
@@ -253,7 +253,7 @@ class CheckpointFile(SequenceFile):
         if request.dynamic:
             return check_dynamic_memory(self.nodes, source, request.dynamic)
         return check_quadratic_memory(
-            self.nodes, source, lambda taken: _retrace(request, source, taken, self._rounding)
+            self.nodes, source, lambda in_use: _retrace(request, source, in_use, self._rounding)
         )
 
     def integers(self) -> CheckRecord:
@@ -264,7 +264,7 @@ class CheckpointFile(SequenceFile):
 
 
 def _retrace(
-    request: ExportRequest, source: SourceModel, taken: Taken, rounding: Rounding | None
+    request: ExportRequest, source: SourceModel, in_use: SizesInUse, rounding: Rounding | None
 ) -> tuple[set[int], dict[str, Shape]]:
     """Trace the model at a shorter length, and return that length, also as it is padded, and the shapes by name."""
     length, window = source.shapes.seq_len, source.window_size
@@ -273,7 +273,7 @@ def _retrace(
     def with_padding(n: int) -> set[int]:
         return {n, -(-n // window) * window}
 
-    other = next(freest(range(length - step, 0, -step), with_padding, taken))
+    other = next(unused_first(range(length - step, 0, -step), with_padding, in_use))
     shorter = source.at(replace(request.shapes, seq_len=other))
     model = trace.trace(shorter, request.dtype, request.opset)
     if request.attention_dtype is not None:  # so that tensors have the same names
@@ -283,7 +283,7 @@ def _retrace(
     return with_padding(other), graph_shapes(message(model))
 
 
-def model_facts(
+def model_entries(
     request: ExportRequest, opened: OpenedCheckpoint, source: SourceModel, checks: Sequence[CheckRecord]
 ) -> dict[str, Any]:
     """Return what the sidecar of a whole-sequence file records about the model.

@@ -34,7 +34,7 @@ from ...runtime.parity.comparison import unproven_outputs
 from ...runtime.parity.files import run_file_parity
 from ...runtime.parity.report import ParityRequest
 from ..artifact.form import WrittenForm
-from ..artifact.publish import companion_path, held_tensors, package_versions
+from ..artifact.publish import held_tensors, package_versions, prefill_output
 from ..checks.checked_file import ConvertedFile as CheckedConversion
 from ..checks.outcome import failed, not_proven, passed
 from ..checks.table import names_of
@@ -52,7 +52,7 @@ class Converted:
     Args:
         path: the ONNX file.
         checks: the records of its checks.
-        sidecar: the facts beside it; None if the source has none.
+        sidecar: its sidecar; None if the source has none.
     """
 
     path: Path
@@ -131,7 +131,7 @@ class ConvertJob(Job[list[Converted]]):
         dtype: the element type to compute in; None keeps the file's.
 
     Raises:
-        UsageError: the facts beside the file cannot be read, those beside the output would describe another file, or
+        UsageError: the sidecar beside the file cannot be read, that of the output would describe another file, or
             the file is not one that can be of this type.
     """
 
@@ -139,17 +139,17 @@ class ConvertJob(Job[list[Converted]]):
         self.options, self._output, self._dtype = options, output, dtype
         # Final path → the file it is made from.
         self._sources = {output: model}
-        facts = read_sidecar(model)
+        sidecar = read_sidecar(model)
         if dtype is not None:
-            _check_narrows(model, dtype, facts)
-        companion = None if facts is None or facts.step is None else prefill_path(model, facts.step)
-        if companion is not None and is_file(companion):
-            self._sources[companion_path(output)] = companion
-        self._kind = REWRITTEN if facts is None else ONNX
-        if facts is None and is_file(sidecar_path(output)):
+            _check_narrows(model, dtype, sidecar)
+        prefill = None if sidecar is None or sidecar.step is None else prefill_path(model, sidecar.step)
+        if prefill is not None and is_file(prefill):
+            self._sources[prefill_output(output)] = prefill
+        self._kind = REWRITTEN if sidecar is None else ONNX
+        if sidecar is None and is_file(sidecar_path(output)):
             raise UsageError(
                 f"{sidecar_path(output)} exists, and would not describe the new file.",
-                why=f"{model} has no facts beside it that could replace them.",
+                why=f"{model} has no sidecar that could replace it.",
                 fix="Choose another name for the output.",
             )
 
@@ -160,7 +160,7 @@ class ConvertJob(Job[list[Converted]]):
         return list(self._sources.values())
 
     def open(self, progress: Progress) -> None:
-        self._facts = {path: read_sidecar(source) for path, source in self._sources.items()}
+        self._sidecars = {path: read_sidecar(source) for path, source in self._sources.items()}
 
     def trace(self, progress: Progress) -> list[Part]:
         parts = []
@@ -177,25 +177,25 @@ class ConvertJob(Job[list[Converted]]):
         return 0 if outside else EXTERNAL_DATA_FROM
 
     def checked(self, part: Part, progress: Progress) -> ConvertedFile:
-        facts = self._facts[part.path] = self._converted_facts(part)
-        if facts is not None:  # a step file is run as its facts describe
-            sidecar_path(part.staged).write_text(sealed(facts.to_json()), encoding="utf-8")
+        sidecar = self._sidecars[part.path] = self._converted_sidecar(part)
+        if sidecar is not None:  # a step file is run as its sidecar describes
+            sidecar_path(part.staged).write_text(sealed(sidecar.to_json()), encoding="utf-8")
         source, rounds = self._sources[part.path], self._dtype == "fp16"
         return ConvertedFile(part, source, self.options, progress, rounds=rounds)
 
-    def _converted_facts(self, part: Part) -> Sidecar | None:
-        """Return the facts of the source with what is different in the new file."""
-        facts = self._facts[part.path]
-        if facts is None:
+    def _converted_sidecar(self, part: Part) -> Sidecar | None:
+        """Return the sidecar of the source with what is different in the new file."""
+        sidecar = self._sidecars[part.path]
+        if sidecar is None:
             return None
-        step = facts.step
+        step = sidecar.step
         if step is not None and step.prefill is not None:
-            step = step.model_copy(update={"prefill": companion_path(self._output).name})
+            step = step.model_copy(update={"prefill": prefill_output(self._output).name})
         changed = {
             "step": step,
-            "standard_ops": facts.standard_ops or self.options.standard_ops,
+            "standard_ops": sidecar.standard_ops or self.options.standard_ops,
             "external_data": part.data,
-            "versions": facts.versions | package_versions(),
+            "versions": sidecar.versions | package_versions(),
             "model_sha256": sha256(part.staged),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
@@ -203,18 +203,18 @@ class ConvertJob(Job[list[Converted]]):
             element = IO_NAME[self._dtype]
             changed["dtype"] = self._dtype
             for name in ("inputs", "outputs"):
-                specs: list[TensorSpec] = getattr(facts, name)
+                specs: list[TensorSpec] = getattr(sidecar, name)
                 changed[name] = [replace(x, dtype=element) if x.dtype == "float32" else x for x in specs]
-        return facts.model_copy(update=changed)
+        return sidecar.model_copy(update=changed)
 
     def sidecar(self, part: Part) -> Sidecar | None:
-        facts = self._facts[part.path]
-        if facts is None:
+        sidecar = self._sidecars[part.path]
+        if sidecar is None:
             return None
         source = self._sources[part.path]
-        carried = [check for check in facts.checks if check.name not in names_of("convert")]
+        carried = [check for check in sidecar.checks if check.name not in names_of("convert")]
         before = [check.model_copy(update={"detail": f"{check.detail}; of {source.name}"}) for check in carried]
-        return facts.model_copy(update={"checks": [*part.checks, *before]})
+        return sidecar.model_copy(update={"checks": [*part.checks, *before]})
 
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> list[Converted]:
         return [Converted(part.path, part.checks, sidecar) for part, sidecar in parts]

@@ -126,8 +126,8 @@ class ModuleJob(Job[ModuleExportReport]):
     def checked(self, part: Part, progress: Progress) -> ModuleFile:
         return ModuleFile(part, self.opened, self.golden, progress)
 
-    def facts(self, part: Part) -> dict[str, Any]:
-        return self.opened.model_facts()
+    def sidecar_entries(self, part: Part) -> dict[str, Any]:
+        return self.opened.model_entries()
 
     def published(self, folder: Path) -> None:
         origin = self.opened.origin

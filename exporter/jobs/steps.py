@@ -19,7 +19,7 @@ from ...core.storage.outputs import Output
 from ...core.tensors import SEQUENCE
 from ...runtime.parity.golden import Golden
 from ...runtime.session import Session
-from ..artifact.publish import companion_path
+from ..artifact.publish import prefill_output
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from ..checks.checked_file import ExportedFile
 from ..checks.golden import check_golden, open_golden
@@ -34,7 +34,7 @@ from ..options import ExportRequest
 from ..pipeline import Part, Progress
 from ..source.step_source import StepSource, largest_chunk
 from ..source.tokens import tokens_of
-from .checkpoint import RequestJob, check_precision, folder_companions, model_facts
+from .checkpoint import RequestJob, check_precision, files_to_copy, model_entries
 
 DEFAULT_CHUNK = 64
 
@@ -57,7 +57,7 @@ class StepsJob(RequestJob):
     def outputs(self) -> list[Output]:
         request = self.request
         pair = request.mode == "step" and request.chunk != 1
-        paths = [companion_path(request.output), request.output] if pair else [request.output]
+        paths = [prefill_output(request.output), request.output] if pair else [request.output]
         return [Output(path, ONNX) for path in paths]
 
     def open(self, progress: Progress) -> None:
@@ -65,7 +65,7 @@ class StepsJob(RequestJob):
         request = self.request
         self.opened, self.files = open_steps(request)
         main = self.files[request.output]
-        self.companions = folder_companions(request, main.source)
+        self.accompanying_files = files_to_copy(request, main.source)
         # Golden outputs are of whole sequences, which the files are fed call by call.
         limits = (main.chunk, main.max_positions)
         inputs = main.data(request.dtype, SEQUENCE)
@@ -87,19 +87,19 @@ class StepsJob(RequestJob):
     def checked(self, part: Part, progress: Progress) -> StepFile:
         return StepFile(part, self, progress)
 
-    def facts(self, part: Part) -> dict[str, Any]:
+    def sidecar_entries(self, part: Part) -> dict[str, Any]:
         request, source = self.request, self.files[part.path]
         asked_for = part.path == request.output
         prefill = next((path.name for path in self.files if path != request.output), None) if asked_for else None
-        step = source.facts(request.dtype, mode=request.mode if asked_for else "prefill", prefill=prefill)
+        step = source.record(request.dtype, mode=request.mode if asked_for else "prefill", prefill=prefill)
         own = {"inputs": source.inputs(request.dtype), "seq_len": source.chunk, "step": step}
-        return model_facts(request, self.opened, source.source, part.checks) | own
+        return model_entries(request, self.opened, source.source, part.checks) | own
 
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ExportReport:
         main, *others = [(part.path, sidecar) for part, sidecar in parts if sidecar is not None]
         beside = next((ExportReport(path, sidecar, []) for path, sidecar in others), None)
         doubts = tuple(self.opened.warnings)
-        return ExportReport(*main, self.notes(), companion=beside, copied=self.copied, doubts=doubts)
+        return ExportReport(*main, self.notes(), prefill=beside, copied=self.copied, doubts=doubts)
 
 
 def open_steps(request: ExportRequest) -> tuple[OpenedCheckpoint, dict[Path, StepSource]]:
@@ -133,7 +133,7 @@ def open_steps(request: ExportRequest) -> tuple[OpenedCheckpoint, dict[Path, Ste
     if request.mode == "prefill":
         files = {request.output: chunked}
     else:
-        files = {request.output: step} | ({companion_path(request.output): chunked} if chunk > 1 else {})
+        files = {request.output: step} | ({prefill_output(request.output): chunked} if chunk > 1 else {})
     return opened, files
 
 

@@ -312,8 +312,8 @@ class _OwnSpans:
         else:
             kept = op.Gather(self._mask, index, axis=1)  # [B, blocks, keys]
             own = [mask_bias(op, kept)]
-            taken = op.Where(op.Unsqueeze(kept, integers(op, 1)), op.Add(self._first, index), self._end)
-            key, value = op.Gather(self._key, taken, axis=0), op.Gather(self._value, taken, axis=0)
+            places = op.Where(op.Unsqueeze(kept, integers(op, 1)), op.Add(self._first, index), self._end)
+            key, value = op.Gather(self._key, places, axis=0), op.Gather(self._value, places, axis=0)
         if self._key_scale is not None:
             key = op.Mul(key, self._key_scale)
         own += [] if inside else [_outside_bias(op, span, position)]

@@ -87,10 +87,10 @@ class _Scores:
             scores = op.Add(scores, bias)
         weights = softmax(op, scores)
         output = op.MatMul(weights, value)
-        return output if sinks is None else op.Mul(output, share_beside_sinks(op, scores, weights, sinks))
+        return output if sinks is None else op.Mul(output, share_left_by_sinks(op, scores, weights, sinks))
 
 
-def share_beside_sinks(op: Any, scores: Any, weights: Any, sinks: Any) -> Any:
+def share_left_by_sinks(op: Any, scores: Any, weights: Any, sinks: Any) -> Any:
     """Compute the share that sinks leave to the keys, `[…, queries, 1]`, as this file's docstring derives it.
 
     Args:

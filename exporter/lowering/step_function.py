@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepVariant
 from .function_parts import attribute, define, integers
-from .grouped_function import share_beside_sinks
+from .grouped_function import share_left_by_sinks
 
 
 def _attend(op: Any, query: Any, keys: Any, values: Any, score_bias: Any, scales: Sequence[Any]) -> Any:
@@ -71,7 +71,7 @@ def _attend_in_groups(
     if sinks:
         shape = sink_sizes[0] if len(sink_sizes) == 1 else op.Concat(*sink_sizes, axis=0)
         sink = op.Reshape(op.Cast(sinks[0], to=ir.DataType.FLOAT), shape)
-        weights = op.Mul(weights, share_beside_sinks(op, scores, weights, sink))
+        weights = op.Mul(weights, share_left_by_sinks(op, scores, weights, sink))
     if variant.chunked:
         weights = op.Reshape(weights, together)
     return op.CastLike(op.Reshape(op.MatMul(weights, values), op.Shape(query)), query)

@@ -26,8 +26,7 @@ from ...core.dtypes import NUMPY_NAME
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
-from ..options import ShapeRequest as ShapeRequest
-from ..options import Sizes as Sizes
+from ..options import ShapeRequest, Sizes
 from .arguments import Arguments
 from .inference import TensorShapes
 from .parts.float64 import Float64State

@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...core.nodes.step import ring_slots
-from .family import ArgsT, Family, ModelSpec, ShapeRequest, State
+from ..options import ShapeRequest
+from .family import ArgsT, Family, ModelSpec, State
 from .inference import Findings, TensorShapes
 
 # Name, shape and element type ("float", or numpy's name) of a tensor passed from call to call.
@@ -57,7 +58,7 @@ class FolderRequest:
 
     Args:
         task: what the model is for, where it is saved for something else; None for what it is.
-        known: arguments in the facts of the file that the folder is compared with.
+        known: arguments in the sidecar of the file that the folder is compared with.
         shapes: sizes of an export, so that those which the model does not have are refused before weights are read;
             None where nothing is exported.
         steps: whether that export writes step files.
@@ -96,11 +97,12 @@ class FolderFamily(Family[ArgsT]):
 
     Attributes:
         folder_of: what a folder is recognised by, in words, for an error that lists the families.
-        companions: names of files in the folder that those who run the exported file need, a tokenizer for example.
+        accompanying_files: names of files in the folder that users of the exported file need, for example a
+            tokenizer.
     """
 
     folder_of: str
-    companions: tuple[str, ...] = ()
+    accompanying_files: tuple[str, ...] = ()
 
     @abstractmethod
     def recognises_folder(self, folder: Path) -> bool:
@@ -135,7 +137,7 @@ class StepFamily(Family[ArgsT]):
 
     Attributes:
         length_axis: the axis of data inputs and output that counts tokens.
-        early_start: a call may begin before position 0, as `StepFacts.early_start` says.
+        early_start: a call may begin before position 0, as `StepRecord.early_start` says.
     """
 
     length_axis: int = 1

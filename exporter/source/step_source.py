@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ...core.documents.step_facts import CacheFacts, StepFacts
+from ...core.documents.step_record import CacheRecord, StepRecord
 from ...core.dtypes import IO_NAME
 from ...core.error_texts import argument
 from ...core.errors import UsageError
@@ -73,10 +73,10 @@ class StepSource:
             for spec in self.source.inputs(dtype)
         ]
 
-    def caches(self, dtype: str) -> list[CacheFacts]:
+    def caches(self, dtype: str) -> list[CacheRecord]:
         """List the tensors that a call passes to the next."""
         return [
-            CacheFacts(
+            CacheRecord(
                 input=name,
                 output=f"next_{name}",
                 shape=list(shape),
@@ -103,9 +103,9 @@ class StepSource:
         """Build the module with its weights and constants, in `dtype`."""
         return self.source.module(dtype, lambda: self.family.step_module(self.source.spec, self.chunk))
 
-    def facts(self, dtype: str, *, mode: str, prefill: str | None) -> StepFacts:
+    def record(self, dtype: str, *, mode: str, prefill: str | None) -> StepRecord:
         """Return what the sidecar records about the file."""
-        return StepFacts(
+        return StepRecord(
             mode=mode,  # type: ignore[arg-type]
             chunk=self.chunk,
             token_input=self.source.inputs(dtype)[0].name,

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...core.documents.sidecar import LayerFacts
+from ...core.documents.sidecar import LayerRecord
 from ...core.dtypes import IO_NAME
 from ...core.error_texts import argument
 from ...core.errors import ExportFailed, UsageError
@@ -33,7 +33,7 @@ from ..artifact.serialize import message
 from ..checkpoint.tensors import check_finite
 from ..checks.growth import Growth
 from ..checks.judged import Judged
-from ..checks.quadratic_memory import Shape, Taken, freest, graph_shapes
+from ..checks.quadratic_memory import Shape, SizesInUse, graph_shapes, unused_first
 from ..lowering import functions, trace
 from ..lowering.quantize.blocked import Rounding
 from ..lowering.quantize.calibration import Calibration
@@ -124,7 +124,7 @@ def check_precision(options: ModuleOptions) -> None:
 
 
 class OpenedModule:
-    """One export of a module, from its inputs to the facts about its file.
+    """One export of a module, from its inputs to the entries of its sidecar.
 
     It replaces the layers, and refuses an export that cannot succeed, before work begins.
 
@@ -311,13 +311,13 @@ class OpenedModule:
             if layer.geometry is not None and layer.path and not present & {layer.path, *layer.other_paths}
         ]
 
-    def retrace(self, taken: Taken) -> tuple[set[int], dict[str, Shape]] | None:
+    def retrace(self, in_use: SizesInUse) -> tuple[set[int], dict[str, Shape]] | None:
         """Trace the module so that every layer sees other lengths.
 
         Returns:
             Those lengths and the shapes of the graph by name; None if no such lengths are found.
         """
-        for lengths, module, example in freest(self._elsewhere(), lambda found: found[0], taken):
+        for lengths, module, example in unused_first(self._elsewhere(), lambda found: found[0], in_use):
             try:
                 return lengths, graph_shapes(message(self.trace(module, example)))
             except (UsageError, ExportFailed):  # the module works at one length only
@@ -376,12 +376,12 @@ class OpenedModule:
                 continue
         return None
 
-    def model_facts(self) -> dict[str, Any]:
+    def model_entries(self) -> dict[str, Any]:
         """Return what the sidecar records about the module."""
         replaced, left = self.replacement.replaced, self.replacement.left
         lengths = [n for layer in replaced for n in layer.lengths]
-        layers = [LayerFacts(path=x.path, class_name=x.class_name, replaced=True, detail=x.window()) for x in replaced]
-        layers += [LayerFacts(path=x.path, class_name=x.class_name, replaced=False, detail=x.why) for x in left]
+        layers = [LayerRecord(path=x.path, class_name=x.class_name, replaced=True, detail=x.window()) for x in replaced]
+        layers += [LayerRecord(path=x.path, class_name=x.class_name, replaced=False, detail=x.why) for x in left]
         return {
             "class_name": self.origin.name,
             "kwargs": dict(self.origin.kwargs),

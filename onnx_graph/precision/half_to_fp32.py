@@ -164,19 +164,19 @@ class _Rewrite:
 
     Args:
         kinds: element type of each value that is computed in fp32.
-        taken: the names of all values.
+        used: the names of all values.
         rounds: whether values are rounded.
 
     Attributes:
         roundings: of the outermost graph, the value before it is rounded and the file's own.
     """
 
-    def __init__(self, kinds: dict[str, int], taken: set[str], *, rounds: bool) -> None:
+    def __init__(self, kinds: dict[str, int], used: set[str], *, rounds: bool) -> None:
         import onnx
 
         self._fp16, self._fp32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
         self._make = onnx.helper.make_node
-        self._kinds, self._narrow, self._taken = kinds, set(kinds.values()), taken
+        self._kinds, self._narrow, self._used = kinds, set(kinds.values()), used
         self._depth, self._rounds = 0, rounds
         self.roundings: list[tuple[str, str]] = []
 
@@ -259,7 +259,7 @@ class _Rewrite:
     def _new(self, name: str, kind: str) -> str:
         """Make a name that no value has."""
         made = f"{name}/{kind}"
-        while made in self._taken:
+        while made in self._used:
             made += "_"
-        self._taken.add(made)
+        self._used.add(made)
         return made

@@ -49,19 +49,19 @@ class _Names:
     """Make names unique.
 
     Args:
-        taken: names that may not be used again.
+        used: names that may not be used again.
     """
 
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken, self._count = set(taken), Counter[str]()
+    def __init__(self, used: Iterable[str]) -> None:
+        self._used, self._count = set(used), Counter[str]()
 
     def new(self, wanted: str) -> str:
         """Return the name, with a number from its second use on."""
         name = wanted
-        while name in self._taken or not self._count[wanted]:
+        while name in self._used or not self._count[wanted]:
             self._count[wanted] += 1
             name = wanted if self._count[wanted] == 1 else f"{wanted}_{self._count[wanted]}"
-        self._taken.add(name)
+        self._used.add(name)
         return name
 
 

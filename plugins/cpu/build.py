@@ -18,7 +18,7 @@ from ...core.storage.publishing import publish_together, sidecar_path
 from ...core.versions import package_version
 from ..compilers import Compiler, find_compiler
 from ..shared_library import compile_library, newest_glibc, time_of_build
-from .facts import CpuLibraryFacts, parse_facts
+from .sidecar import CpuLibrarySidecar, parse_sidecar
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def build_library(
     compiler: Compiler | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
-) -> CpuLibraryFacts:
+) -> CpuLibrarySidecar:
     """Build a library and its sidecar; both appear whole or not at all.
 
     Args:
@@ -57,7 +57,7 @@ def build_library(
         compile_library(
             SOURCES, compiler, staged, name=CPU_KERNELS.file_name, options=OPTIONS, fix=f"{compiler.version}."
         )
-        facts = CpuLibraryFacts(
+        sidecar = CpuLibrarySidecar(
             arch=arch,
             sha256=sha256(staged),
             bytes=staged.stat().st_size,
@@ -68,14 +68,14 @@ def build_library(
             versions={"localattn": package_version(), "python": platform.python_version()},
             path=output,
         )
-        staged_facts = sidecar_path(staged)
-        staged_facts.write_text(facts.to_json(), encoding="utf-8")
-        publish_together({staged_facts: sidecar_path(output), staged: output}, staged.parent)
-    keep(CPU_KERNELS, output, facts.to_dict())
-    return facts
+        staged_sidecar = sidecar_path(staged)
+        staged_sidecar.write_text(sidecar.to_json(), encoding="utf-8")
+        publish_together({staged_sidecar: sidecar_path(output), staged: output}, staged.parent)
+    keep(CPU_KERNELS, output, sidecar.to_dict())
+    return sidecar
 
 
-def build_into_cache() -> CpuLibraryFacts:
+def build_into_cache() -> CpuLibrarySidecar:
     """Build the library for this machine into the cache, unless it exists there.
 
     Raises:
@@ -88,11 +88,11 @@ def build_into_cache() -> CpuLibraryFacts:
     return up_to_date(path, arch) or build_library(path, arch=arch, overwrite=True)
 
 
-def up_to_date(library: Path, arch: Arch) -> CpuLibraryFacts | None:
+def up_to_date(library: Path, arch: Arch) -> CpuLibrarySidecar | None:
     """Return the sidecar of a library in the cache if building it again would give the same library, else None."""
     try:
         stored = next((found for found in candidates(CPU_KERNELS) if found.path == library), None)
-        facts = None if stored is None else parse_facts(stored.read().facts, library)
+        sidecar = None if stored is None else parse_sidecar(stored.read().sidecar, library)
     except LocalAttnError:  # any error means that it is not up to date
         return None
-    return facts if facts and facts.arch == arch and facts.fingerprint == CPU_KERNELS.fingerprint() else None
+    return sidecar if sidecar and sidecar.arch == arch and sidecar.fingerprint == CPU_KERNELS.fingerprint() else None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...core.errors import LocalAttnError, UsageError
 from ...core.progress import timed_steps
-from ...core.storage.file_kinds import COMPANION, LIBRARY
+from ...core.storage.file_kinds import COMPANION_LIBRARY, LIBRARY
 from ...core.storage.files import sha256
 from ...core.storage.library_store import TENSORRT_PLUGIN, candidates, keep
 from ...core.storage.outputs import Output, writing
@@ -25,9 +25,9 @@ from ..compilers import Compiler, find_compiler
 from ..kernel.compile import AnySpec, CompiledKernel, compile_tiles, runs_on
 from ..kernel.targets import OLDEST_OF_FP8, Target
 from ..shared_library import compile_library, newest_glibc, time_of_build
-from .embed import images_of, kernel_facts, to_compile, write_sources
-from .facts import Arch, CompanionFacts, LibraryFacts, companion_path, parse_facts
+from .embed import images_of, kernel_records, to_compile, write_sources
 from .headers import find_cuda_headers, find_tensorrt_headers
+from .sidecar import Arch, CompanionRecord, LibrarySidecar, companion_path, parse_sidecar
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def build_library(
     overwrite: bool = False,
     jobs: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> LibraryFacts:
+) -> LibrarySidecar:
     """Build a library, its companion and its sidecar; they appear whole or not at all.
 
     The companion registers the library with TensorRT in hosts that only open or preload libraries.
@@ -78,7 +78,7 @@ def build_library(
             fix="Choose such a target, or other element types.",
         )
     companion = companion_path(output)
-    with writing(Output(companion, COMPANION), Output(output, LIBRARY), overwrite=overwrite) as folder:
+    with writing(Output(companion, COMPANION_LIBRARY), Output(output, LIBRARY), overwrite=overwrite) as folder:
         tensorrt, cuda = find_tensorrt_headers(arch), find_cuda_headers(arch)
         compiler = compiler or find_compiler(arch)
         images = images_of(kernels or _compile_kernels(specs, targets, jobs, progress), targets)
@@ -98,18 +98,18 @@ def build_library(
         # The companion includes no header of NVIDIA's.
         staged_companion, options, fix = folder / companion.name, ("-O2", "-ldl"), f"{compiler.version}."
         compile_library(_COMPANION, compiler, staged_companion, name=companion.name, options=options, fix=fix)
-        facts = LibraryFacts(
+        sidecar = LibrarySidecar(
             path=output,
             arch=arch,
             targets=[target.name for target in dict.fromkeys(targets)],
-            kernels=kernel_facts(images),
+            kernels=kernel_records(images),
             sha256=sha256(staged),
             bytes=staged.stat().st_size,
             fingerprint=TENSORRT_PLUGIN.fingerprint(),
             tensorrt_headers=tensorrt.version,
             compiler=compiler.version,
             glibc=newest_glibc(staged),
-            companion=CompanionFacts(
+            companion=CompanionRecord(
                 name=companion.name, sha256=sha256(staged_companion), bytes=staged_companion.stat().st_size
             ),
             versions={
@@ -119,32 +119,32 @@ def build_library(
             },
             created=time_of_build(),
         )
-        staged_facts = sidecar_path(staged)
-        staged_facts.write_text(facts.to_json(), encoding="utf-8")
-        places = {staged_companion: companion, staged_facts: sidecar_path(output), staged: output}
+        staged_sidecar = sidecar_path(staged)
+        staged_sidecar.write_text(sidecar.to_json(), encoding="utf-8")
+        places = {staged_companion: companion, staged_sidecar: sidecar_path(output), staged: output}
         publish_together(places, staged.parent)
-    keep(TENSORRT_PLUGIN, output, facts.model_dump(mode="json"))
-    return facts
+    keep(TENSORRT_PLUGIN, output, sidecar.model_dump(mode="json"))
+    return sidecar
 
 
-def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target], arch: Arch) -> LibraryFacts | None:
+def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target], arch: Arch) -> LibrarySidecar | None:
     """Return the sidecar of a library in the cache if building it again would give the same library, else None."""
     try:
         stored = next((found for found in candidates(TENSORRT_PLUGIN) if found.path == library), None)
-        facts = None if stored is None else parse_facts(stored.read().facts, library)
+        sidecar = None if stored is None else parse_sidecar(stored.read().sidecar, library)
     except LocalAttnError:  # any error means that it is not up to date
         return None
-    if facts is None:
+    if sidecar is None:
         return None
     same = (
-        facts.arch == arch
-        and facts.has_companion()
-        and facts.fingerprint == TENSORRT_PLUGIN.fingerprint()
-        and facts.targets == [target.name for target in dict.fromkeys(targets)]
-        and all(any(kernel.is_of(spec) for spec in specs) for kernel in facts.kernels)
-        and not any(facts.missing([spec], [each for each in targets if runs_on(spec, each)]) for spec in specs)
+        sidecar.arch == arch
+        and sidecar.has_companion()
+        and sidecar.fingerprint == TENSORRT_PLUGIN.fingerprint()
+        and sidecar.targets == [target.name for target in dict.fromkeys(targets)]
+        and all(any(kernel.is_of(spec) for spec in specs) for kernel in sidecar.kernels)
+        and not any(sidecar.missing([spec], [each for each in targets if runs_on(spec, each)]) for spec in specs)
     )
-    return facts if same else None
+    return sidecar if same else None
 
 
 def _compile_kernels(

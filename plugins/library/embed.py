@@ -14,7 +14,7 @@ from ..kernel.compile import AnySpec, CompiledKernel, oldest_for, runs_on
 from ..kernel.spec import Tile
 from ..kernel.targets import Target
 from ..kernel.tiles import tile_for
-from .facts import KernelFacts
+from .sidecar import KernelRecord
 
 _ELEMENT = {"fp16": "Element::kFP16", "bf16": "Element::kBF16", "fp32": "Element::kFP32", "fp8": "Element::kFP8"}
 
@@ -82,16 +82,16 @@ def write_sources(images: Sequence[Image], version: str, folder: Path) -> None:
     )
 
 
-def kernel_facts(images: Sequence[Image]) -> list[KernelFacts]:
+def kernel_records(images: Sequence[Image]) -> list[KernelRecord]:
     """List what was embedded, one entry a kernel."""
-    by_spec: dict[AnySpec, KernelFacts] = {}
+    by_spec: dict[AnySpec, KernelRecord] = {}
     for image in images:
         spec = image.kernel.spec
-        facts = by_spec.setdefault(
+        record = by_spec.setdefault(
             spec,
-            KernelFacts(
+            KernelRecord(
                 op_type=spec.op_types[0], op_types=list(spec.op_types), **asdict(spec), machine_code=[], ptx=[]
             ),
         )
-        (facts.ptx if image.is_ptx else facts.machine_code).append(image.kernel.target.name)
+        (record.ptx if image.is_ptx else record.machine_code).append(image.kernel.target.name)
     return list(by_spec.values())

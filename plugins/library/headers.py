@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.errors import MissingDependency
-from .facts import Arch
+from .sidecar import Arch
 
 TENSORRT_HEADER, CUDA_HEADER = "NvInferRuntime.h", "cuda_runtime_api.h"
 # IPluginV3 came with 10.0; 10.3 is the oldest release whose headers the library was compiled with.

@@ -21,7 +21,7 @@ _INSTALL: dict[Backend, str] = {
 
 
 @dataclass(frozen=True)
-class AttributeFacts:
+class AttributeSummary:
     """One attribute of a creator: its name, type as TensorRT calls it, and number of values."""
 
     name: str
@@ -30,17 +30,17 @@ class AttributeFacts:
 
 
 @dataclass(frozen=True)
-class CreatorFacts:
+class CreatorSummary:
     """One op type, as the registry lists it."""
 
     name: str
     version: str
     namespace: str
-    attributes: tuple[AttributeFacts, ...]
+    attributes: tuple[AttributeSummary, ...]
 
 
 @dataclass(frozen=True)
-class RegistryFacts:
+class RegistrySummary:
     """What a library added to a registry.
 
     Args:
@@ -51,7 +51,7 @@ class RegistryFacts:
 
     backend: Backend
     version: str
-    creators: tuple[CreatorFacts, ...]
+    creators: tuple[CreatorSummary, ...]
 
 
 def available_backends() -> list[Backend]:
@@ -68,7 +68,7 @@ def why_not(backend: Backend) -> str:
     return ""
 
 
-def load_into_registry(library: Library, backends: Sequence[Backend] = BACKENDS) -> RegistryFacts:
+def load_into_registry(library: Library, backends: Sequence[Backend] = BACKENDS) -> RegistrySummary:
     """Load a library into a plugin registry, list what it adds, and unload it.
 
     The registry is that of the first of these backends that can be imported.
@@ -110,7 +110,7 @@ def _import(backend: Backend) -> Any:
     return module
 
 
-def _look(trt: Any, backend: Backend, library: Library) -> RegistryFacts:
+def _look(trt: Any, backend: Backend, library: Library) -> RegistrySummary:
     """Load the library into the registry of the module `trt`, list what it adds, and unload it."""
     logger = trt.Logger(trt.Logger.WARNING)
     trt.Builder(logger)  # sets this logger for the process, and so for the library
@@ -124,12 +124,12 @@ def _look(trt: Any, backend: Backend, library: Library) -> RegistryFacts:
         )
     try:
         creators = tuple(
-            CreatorFacts(
+            CreatorSummary(
                 name=creator.name,
                 version=creator.plugin_version,
                 namespace=creator.plugin_namespace,
                 attributes=tuple(
-                    AttributeFacts(field.name, str(field.type).rpartition(".")[2], field.size)
+                    AttributeSummary(field.name, str(field.type).rpartition(".")[2], field.size)
                     for field in creator.field_names
                 ),
             )
@@ -138,4 +138,4 @@ def _look(trt: Any, backend: Backend, library: Library) -> RegistryFacts:
         )
     finally:
         registry.deregister_library(handle)
-    return RegistryFacts(backend, trt.__version__, tuple(sorted(creators, key=lambda creator: creator.name)))
+    return RegistrySummary(backend, trt.__version__, tuple(sorted(creators, key=lambda creator: creator.name)))

@@ -17,7 +17,7 @@ from ..kernel.compile import AnySpec
 from ..kernel.ring import ring_set, ring_specs_for
 from ..kernel.spec import Fp32Products, full_set, multiplied, spec_for
 from ..kernel.targets import TARGETS, Target
-from .facts import Arch
+from .sidecar import Arch
 
 # Every library has PTX that runs on all of them. Machine code is added where that PTX cannot use the matrix units (9.0,
 # 10.0, 11.0; servers with Arm processors have the first two) and for the most common device of a kind, where it saves

@@ -12,11 +12,11 @@ from .tables import (
     comparison_table,
     comparison_text,
     cost_table,
-    facts,
     latency_table,
     profile_tables,
     profile_text,
     speed,
+    summary_rows,
 )
 
 _MIB = 1 << 20
@@ -35,7 +35,7 @@ def bench_page(report: BenchReport) -> str:
             lead=_lead(report),
             verdict=_headline(report),
             mark="good" if _headline(report) else "",
-            facts=tuple(facts(report)),
+            properties=tuple(summary_rows(report)),
             warnings=tuple(report.warnings),
             sections=tuple(sections),
         )

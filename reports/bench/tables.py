@@ -20,7 +20,7 @@ def bench_markdown(report: BenchReport) -> str:
     for profile in report.profiles:
         parts.append(f"## Profile of {markdown_text(profile.label)}\n\n{markdown_text(profile_text(profile))}\n")
         parts += [markdown(table) for table in profile_tables(profile)]
-    parts.append("\n".join(f"- {name}: {markdown_text(value)}" for name, value in facts(report)) + "\n")
+    parts.append("\n".join(f"- {name}: {markdown_text(value)}" for name, value in summary_rows(report)) + "\n")
     return "\n".join(parts)
 
 
@@ -147,7 +147,7 @@ def runs_on(row: BenchRow) -> str:
     return ", ".join(parts)
 
 
-def facts(report: BenchReport) -> list[tuple[str, str]]:
+def summary_rows(report: BenchReport) -> list[tuple[str, str]]:
     """List where, when and how the benchmark was measured."""
     machine, settings = report.machine, report.settings
     return [

@@ -23,7 +23,7 @@ from ...core.errors import UsageError
 from .package import Package
 
 if TYPE_CHECKING:
-    from ...core.documents.engine_facts import EngineFacts
+    from ...core.documents.engine_sidecar import EngineSidecar
     from ...core.documents.sidecar import Sidecar
     from ...onnx_graph.onnx_file import OnnxFile
     from .session import Session
@@ -122,7 +122,7 @@ class Backend(ABC):
         return (DoctorLine(self.name, self.title, serves, ("package", package), package),)
 
     def claims(self, path: Path) -> bool:
-        """Return whether a file is one of its kind, by its name; of a built file, by its facts too."""
+        """Return whether a file is one of its kind, by its name; of a built file, by its sidecar too."""
         return path.suffix.lower() == self.suffix
 
     def read(self, path: Path) -> Path | OnnxFile:
@@ -135,8 +135,8 @@ class Backend(ABC):
 
         return OnnxFile.read(path)
 
-    def facts(self, path: Path) -> Sidecar | EngineFacts | None:
-        """Read the facts beside a file; None without any.
+    def sidecar(self, path: Path) -> Sidecar | EngineSidecar | None:
+        """Read the sidecar beside a file; None without any.
 
         Raises:
             UsageError: they are broken, or missing where the file cannot do without.
@@ -147,13 +147,12 @@ class Backend(ABC):
 
     def open(self, file: Path | OnnxFile, place: Place) -> Session:
         """Open a file; raises what `runtime.session.load` raises."""
-        self.require()
-        self.check_place(file, place)
+        self.admit(file, place)
         return self._open(file, place)
 
     def open_step(self, file: Path | OnnxFile, sidecar: Sidecar, prefill: Prefill | None, place: Place) -> StepSession:
         """Open a step file, and its prefill file where there is one; raises what `runtime.open_step` raises."""
-        self.check_place(file, place)
+        self.admit(file, place)
         return self._open_step(file, sidecar, prefill, place)
 
     def open_tuned(self, path: Path, place: Place, *, cuda_graph: bool, profile: str | None) -> Session:
@@ -180,6 +179,16 @@ class Backend(ABC):
     def open_rounding(self, file: Path | OnnxFile, session: Session | StepSession, plugin: str) -> Session | None:
         """Open an fp16 file so that it rounds as a GPU does; None where the open session rounds that way already."""
         return None
+
+    def admit(self, file: Path | OnnxFile, place: Place) -> None:
+        """Check all that must hold before a file is opened: the runtime is here, and it has such a place.
+
+        Raises:
+            MissingDependency: why it cannot run here.
+            UsageError: it has no such provider or precision.
+        """
+        self.require()
+        self.check_place(file, place)
 
     def check_place(self, file: Path | OnnxFile, place: Place) -> None:
         """Refuse a provider or a precision that it does not have.

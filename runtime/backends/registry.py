@@ -11,6 +11,7 @@ from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.wrong_file import refuse_wrong_file
 from .backend import AUTO, ONNX_SUFFIX, Backend
+from .building import BuildingBackend
 
 if TYPE_CHECKING:
     from ...onnx_graph.onnx_file import OnnxFile
@@ -39,6 +40,23 @@ def backends() -> list[Backend]:
 def by_name() -> list[Backend]:
     """Return the backends that `--runtime` names: a file that was built runs in its own."""
     return [backend for backend in backends() if not backend.built]
+
+
+def builders() -> list[BuildingBackend]:
+    """Return the backends that build engines."""
+    return [backend for backend in backends() if isinstance(backend, BuildingBackend)]
+
+
+def builder(name: str) -> BuildingBackend:
+    """Return the backend that builds engines under this name.
+
+    Raises:
+        UsageError: no backend of this name builds any.
+    """
+    known = {backend.name: backend for backend in builders()}
+    if name not in known:
+        raise UsageError(f"There is no backend {name[:60]!r} that builds engines.", fix=f"Known: {', '.join(known)}.")
+    return known[name]
 
 
 def of_file(file: Path | OnnxFile) -> Backend | None:

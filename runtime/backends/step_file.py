@@ -16,10 +16,10 @@ from ...onnx_graph.onnx_file import OnnxFile
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
-    from ...core.documents.step_facts import StepFacts
+    from ...core.documents.step_record import StepRecord
 
 # The prefill file of a step file, already read if it is an ONNX file, and its sidecar's entries.
-Prefill: TypeAlias = "tuple[Path | OnnxFile, StepFacts]"
+Prefill: TypeAlias = "tuple[Path | OnnxFile, StepRecord]"
 
 _EXPORTED = ".onnx"
 EXPORT_AGAIN = "Export the step file again; it writes both. Engines are built from both."
@@ -37,7 +37,7 @@ class Described(Protocol):
         """The tensors in the file's order."""
 
 
-def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPORT_STEPS) -> StepFacts:
+def step_record(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPORT_STEPS) -> StepRecord:
     """Return the sidecar's entries for step files.
 
     Args:
@@ -58,15 +58,15 @@ def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPOR
     return sidecar.step
 
 
-def other_tensors(file: Described, facts: StepFacts) -> tuple[list[TensorSpec], TensorSpec]:
+def other_tensors(file: Described, record: StepRecord) -> tuple[list[TensorSpec], TensorSpec]:
     """Return the inputs other than position and caches, and the output that is not a cache."""
-    output = next(spec for spec in file.outputs if spec.name == facts.logits_output)
-    return data_inputs(file, facts), output
+    output = next(spec for spec in file.outputs if spec.name == record.logits_output)
+    return data_inputs(file, record), output
 
 
-def data_inputs(file: Described, facts: StepFacts) -> list[TensorSpec]:
+def data_inputs(file: Described, record: StepRecord) -> list[TensorSpec]:
     """Return the inputs other than position and caches."""
-    fed = {facts.position_input, *(cache.input for cache in facts.caches)}
+    fed = {record.position_input, *(cache.input for cache in record.caches)}
     return [spec for spec in file.inputs if spec.name not in fed]
 
 
@@ -75,7 +75,7 @@ def zeros(spec: TensorSpec) -> NDArray[Any]:
     return np.zeros(tuple(int(size) for size in spec.shape), dtype=spec.dtype)
 
 
-def check_caches(file: Described, facts: StepFacts, path: Path, *, output: bool = True) -> None:
+def check_caches(file: Described, record: StepRecord, path: Path, *, output: bool = True) -> None:
     """Check that the file has the caches that its sidecar states, and with `output` its output.
 
     Raises:
@@ -83,9 +83,9 @@ def check_caches(file: Described, facts: StepFacts, path: Path, *, output: bool 
     """
     inputs = {spec.name: spec for spec in file.inputs}
     outputs = {spec.name: spec for spec in file.outputs}
-    fits = facts.logits_output in outputs or not output
-    fits &= inputs.get(facts.position_input) == TensorSpec(facts.position_input, "int64", (1,))
-    for cache in facts.caches:
+    fits = record.logits_output in outputs or not output
+    fits &= inputs.get(record.position_input) == TensorSpec(record.position_input, "int64", (1,))
+    for cache in record.caches:
         for tensors, name in ((inputs, cache.input), (outputs, cache.output)):
             fits &= tensors.get(name) == TensorSpec(name, cache.dtype, tuple(cache.shape))
     if not fits:
@@ -96,20 +96,20 @@ def check_caches(file: Described, facts: StepFacts, path: Path, *, output: bool 
         )
 
 
-def prefill_path(path: Path, facts: StepFacts) -> Path | None:
+def prefill_path(path: Path, record: StepRecord) -> Path | None:
     """Return the path of a step file's prefill file, or of the engine built from it; None if none was exported.
 
     Raises:
         UsageError: the sidecar names something that is not a file name.
     """
-    if facts.prefill is None:
+    if record.prefill is None:
         return None
-    if not facts.prefill or Path(facts.prefill).name != facts.prefill or "\0" in facts.prefill:
+    if not record.prefill or Path(record.prefill).name != record.prefill or "\0" in record.prefill:
         raise UsageError(
-            f"The sidecar of {path} names the prefill file {facts.prefill[:100]!r}.",
+            f"The sidecar of {path} names the prefill file {record.prefill[:100]!r}.",
             why="That is not a file name in the same folder.",
             fix=EXPORT_AGAIN,
         )
-    companion = path.with_name(facts.prefill)
-    built, exported = path.suffix.lower(), companion.suffix.lower()  # the sidecar names the ONNX file
-    return companion.with_suffix(built) if exported == _EXPORTED != built else companion
+    prefill = path.with_name(record.prefill)
+    built, exported = path.suffix.lower(), prefill.suffix.lower()  # the sidecar names the ONNX file
+    return prefill.with_suffix(built) if exported == _EXPORTED != built else prefill

@@ -22,13 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import UsageError
+from ...core.renamed import RenamedAttribute
 from ...core.tensors import TensorSpec
 from .session import check_inputs
-from .step_file import Prefill, prefill_path, step_facts
+from .step_file import Prefill, prefill_path, step_record
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
-    from ...core.documents.step_facts import StepFacts
+    from ...core.documents.step_record import StepRecord
 
 # An additive bias is the same at every call (`core/nodes/attention.py`): it has no axis of positions.
 _WHOLE = ("attn_bias",)
@@ -43,7 +44,7 @@ class StepSession(ABC):
     """A model and the caches of the positions it has consumed. Memory and time of a call do not grow with the position.
 
     Args:
-        facts: of the step file.
+        record: of the step file.
         inputs: what one call of the step file takes, except its position and caches.
         output: its output other than the caches.
         chunks: how many positions one call can consume, ascending, with the step file and with the prefill file.
@@ -53,7 +54,7 @@ class StepSession(ABC):
         backend: the runtime's name, as in `registry.py`.
         provider: what really runs ("cpu", "cuda", …).
         sidecar: of the step file, where there is one.
-        facts: of the step file.
+        record: of the step file.
         position: positions consumed since the start.
         notes: what a user should know of how it runs, a sentence each.
         missing_prefill: name of the prefill file that was exported with it and is missing from its folder.
@@ -68,9 +69,10 @@ class StepSession(ABC):
     missing_prefill: str | None = None
     plugin: str | None = None
     sidecar: Sidecar | None = None
+    facts = RenamedAttribute("record")
 
-    def __init__(self, facts: StepFacts, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):
-        self.facts = facts
+    def __init__(self, record: StepRecord, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):
+        self.record = record
         self.inputs, self.output, self.chunks = list(inputs), output, tuple(chunks)
         self.position = self.texts = 0
         self._lock = threading.RLock()
@@ -82,7 +84,7 @@ class StepSession(ABC):
     @property
     def max_positions(self) -> int | None:
         """The number of positions; None for an older file, which has no limit."""
-        return self.facts.max_positions
+        return self.record.max_positions
 
     def use_cuda_graph(self) -> None:
         """Record the step as a CUDA graph; sessions of engines can.
@@ -106,18 +108,18 @@ class StepSession(ABC):
 
     def reset(self) -> None:
         """Return to position 0 and clear the caches; the text that begins here belongs to this thread."""
-        with self.taken_over():
+        with self.exclusive():
             self.position = 0
             self.texts += 1
             self._clear()
 
     def take_over(self) -> None:
         """Continue in this thread the text of another thread, when no call is running."""
-        with self.taken_over():
+        with self.exclusive():
             pass
 
     @contextmanager
-    def taken_over(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Take the text over as `take_over` does, and block other threads' calls inside."""
         with self._lock:
             me, before = threading.current_thread(), self._owner
@@ -157,7 +159,7 @@ class StepSession(ABC):
         """Consume the positions of one call.
 
         Args:
-            inputs: one array for each of `self.inputs`, with one of `self.chunks` positions on `facts.sequence_axis`.
+            inputs: one array for each of `self.inputs`, with one of `self.chunks` positions on `record.sequence_axis`.
             checked: the inputs are known to fit in dtype and shape.
             shared: return the session's own buffer, which the next call of any thread overwrites.
 
@@ -188,7 +190,7 @@ class StepSession(ABC):
         Raises:
             UsageError: as `advance`; positions are counted before anything is consumed.
         """
-        early = self.early_start and self.facts.early_start
+        early = self.early_start and self.record.early_start
         with self.own_text():
             *before, last = self._pieces(inputs, None, int(early and self.position == 0))
             for piece in before:
@@ -216,7 +218,7 @@ class StepSession(ABC):
         self, inputs: Mapping[str, NDArray[Any]], largest: int | None, smallest_last: int
     ) -> list[tuple[Mapping[str, NDArray[Any]], int]]:
         """Cut inputs into calls: the inputs of each, and how many positions before 0 pad it."""
-        length, axis = self._positions(inputs), self.facts.sequence_axis
+        length, axis = self._positions(inputs), self.record.sequence_axis
         if length == 0:
             raise UsageError("There are no tokens to consume.", why="The inputs have no positions.")
         inputs = check_inputs([self.resized(spec, length) for spec in self.inputs], inputs)
@@ -224,7 +226,7 @@ class StepSession(ABC):
         chunks = [size for size in self.chunks if largest is None or size <= largest]
         found: list[tuple[Mapping[str, NDArray[Any]], int]] = []
         start = 0
-        most, early = max(chunks), self.early_start and self.facts.early_start and self.position == 0
+        most, early = max(chunks), self.early_start and self.record.early_start and self.position == 0
         short = (length - smallest_last) % most if early and 0 < smallest_last < length else 0
         if short * _WORTH_A_CHUNK > most:
             first = {name: _filled(array[:, :short], most) for name, array in inputs.items()}
@@ -261,7 +263,7 @@ class StepSession(ABC):
     def _positions(self, inputs: Mapping[str, NDArray[Any]]) -> int:
         """Return how many positions these inputs have; `check_inputs` refuses inputs that do not fit."""
         first = inputs.get(self.inputs[0].name)
-        axis = self.facts.sequence_axis
+        axis = self.record.sequence_axis
         if not isinstance(first, np.ndarray) or first.ndim <= axis:
             return self.chunks[0]
         return int(first.shape[axis])
@@ -272,7 +274,7 @@ class StepSession(ABC):
         if limit is not None and self.position + count > limit:
             raise UsageError(
                 f"The model has no position {limit + 1}.",
-                why=f"{self.facts.why_positions_end} {self.position} were consumed, and {count} more were given.",
+                why=f"{self.record.why_positions_end} {self.position} were consumed, and {count} more were given.",
                 fix="Give a shorter prompt, generate fewer tokens, or start again.",
             )
 
@@ -280,7 +282,7 @@ class StepSession(ABC):
         """Return the spec of one of `inputs` for another number of positions, or for a dynamic axis of this name."""
         if spec.name in _WHOLE:
             return spec
-        axis = self.facts.sequence_axis
+        axis = self.record.sequence_axis
         return replace(spec, shape=(*spec.shape[:axis], positions, *spec.shape[axis + 1 :]))
 
     @abstractmethod
@@ -310,11 +312,11 @@ class FileStep(StepSession):
     def __init__(
         self, path: Path, sidecar: Sidecar, prefill: Prefill | None, inputs: Sequence[TensorSpec], output: TensorSpec
     ) -> None:
-        facts = step_facts(sidecar)
-        companion = prefill_path(path, facts)
+        record = step_record(sidecar)
+        expected = prefill_path(path, record)
         self.sidecar, self._prefill = sidecar, prefill
-        self.missing_prefill = companion.name if companion is not None and prefill is None else None
-        super().__init__(facts, inputs, output, sorted({facts.chunk, prefill[1].chunk if prefill else facts.chunk}))
+        self.missing_prefill = expected.name if expected is not None and prefill is None else None
+        super().__init__(record, inputs, output, sorted({record.chunk, prefill[1].chunk if prefill else record.chunk}))
 
 
 def _filled(array: NDArray[Any], length: int) -> NDArray[Any]:

@@ -32,7 +32,7 @@ class Sizes:
 
 
 def sizes_of(
-    model: Path, specs: Sequence[TensorSpec], facts: Sidecar | None, batch: int | None, seq_len: int | None
+    model: Path, specs: Sequence[TensorSpec], sidecar: Sidecar | None, batch: int | None, seq_len: int | None
 ) -> Sizes:
     """Return the sizes to measure at: those asked for on dynamic axes, else the sizes the model is made for.
 
@@ -40,7 +40,7 @@ def sizes_of(
         UsageError: a size was asked for that the file fixes to another value.
     """
     names = {size for spec in specs for size in spec.shape}
-    made_for = Sizes(None, None) if facts is None else Sizes(facts.batch, facts.seq_len)
+    made_for = Sizes(None, None) if sidecar is None else Sizes(sidecar.batch, sidecar.seq_len)
     found: list[int | None] = []
     for name, asked, known, axes in (
         ("batch", batch, made_for.batch, BATCH_AXES),
@@ -72,7 +72,7 @@ def sizes_of(
 def draw(
     specs: Sequence[TensorSpec],
     sizes: Sizes,
-    facts: Sidecar | None,
+    sidecar: Sidecar | None,
     seed: int,
     shared: Mapping[str, Any] | None = None,
     token_limit: int | None = None,
@@ -82,7 +82,7 @@ def draw(
     Args:
         specs: what the candidate takes.
         sizes: of its dynamic axes.
-        facts: its sidecar, for the vocabulary and the caches of a step file.
+        sidecar: its sidecar, for the vocabulary and the caches of a step file.
         seed: of numpy's generator.
         shared: inputs another candidate was given.
         token_limit: size of the vocabulary where the sidecar does not state it.
@@ -92,7 +92,7 @@ def draw(
     """
     if shared is not None and _fits(specs, shared, sizes):
         return dict(shared)
-    return draw_call(specs, seed, facts, named_sizes(sizes.batch, sizes.seq_len), token_limit)
+    return draw_call(specs, seed, sidecar, named_sizes(sizes.batch, sizes.seq_len), token_limit)
 
 
 def _fits(specs: Sequence[TensorSpec], arrays: Mapping[str, Any], sizes: Sizes) -> bool:
@@ -109,7 +109,7 @@ def _fits(specs: Sequence[TensorSpec], arrays: Mapping[str, Any], sizes: Sizes) 
     return True
 
 
-def from_file(path: Path, specs: Sequence[TensorSpec], facts: Sidecar | None) -> tuple[Arrays, Sizes]:
+def from_file(path: Path, specs: Sequence[TensorSpec], sidecar: Sidecar | None) -> tuple[Arrays, Sizes]:
     """Read inputs from an `.npz`, and the sizes of their named axes.
 
     Raises:
@@ -119,6 +119,8 @@ def from_file(path: Path, specs: Sequence[TensorSpec], facts: Sidecar | None) ->
     sizes: dict[int | str, int] = {}
     for spec in specs:
         sizes.update(zip(spec.shape, arrays[spec.name].shape, strict=True))
-    batch = next((sizes[name] for name in BATCH_AXES if name in sizes), None if facts is None else facts.batch)
-    length = next((sizes[name] for name in SEQUENCE_AXES if name in sizes), None if facts is None else facts.seq_len)
+    batch = next((sizes[name] for name in BATCH_AXES if name in sizes), None if sidecar is None else sidecar.batch)
+    length = next(
+        (sizes[name] for name in SEQUENCE_AXES if name in sizes), None if sidecar is None else sidecar.seq_len
+    )
     return arrays, Sizes(batch, length)

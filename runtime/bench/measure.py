@@ -24,7 +24,7 @@ from ...core.versions import installed
 from ..backends import registry
 from ..inputs.arrays import save_arrays
 from ..inputs.vocabulary import vocabulary
-from ..session import read_model_facts
+from ..session import read_model_sidecar
 from .cautions import find_warnings
 from .inputs import Sizes, draw, from_file, sizes_of
 from .process import WorkerProcess
@@ -125,14 +125,14 @@ class _Inputs:
 
     def choose(self, candidate: Candidate, specs: Sequence[TensorSpec]) -> tuple[Path, Sizes]:
         """Return the file of a candidate's inputs, and their sizes."""
-        facts = read_model_facts(candidate.model)
+        sidecar = read_model_sidecar(candidate.model)
         if self._request.inputs is not None:
-            _, sizes = from_file(self._request.inputs, specs, facts)
+            _, sizes = from_file(self._request.inputs, specs, sidecar)
             return self._request.inputs, sizes
-        sizes = sizes_of(candidate.model, specs, facts, self._request.batch, candidate.seq_len)
-        arrays = draw(specs, sizes, facts, self._request.seed, self._first, self._limit)
+        sizes = sizes_of(candidate.model, specs, sidecar, self._request.batch, candidate.seq_len)
+        arrays = draw(specs, sizes, sidecar, self._request.seed, self._first, self._limit)
         if self._first is None:
-            self._first, self._limit = dict(arrays), vocabulary(facts)
+            self._first, self._limit = dict(arrays), vocabulary(sidecar)
         path = self._folder / f"inputs{self._written}.npz"
         self._written += 1
         save_arrays(path, arrays)
@@ -173,7 +173,7 @@ def _rows(request: BenchRequest, runners: Sequence[_Runner], memory: Mapping[str
         tokens = runner.sizes.tokens
         ratio: Ratio | None = None
         if runner is not first:
-            other = by_candidate[runner.candidate.beside(candidates)]
+            other = by_candidate[runner.candidate.compared_with(candidates)]
             busy = runner.is_disturbed() or other.is_disturbed()
             ratio = paired_ratio(other.label, runner.rounds_ms(), other.rounds_ms(), busy=busy)
         rows.append(

@@ -134,7 +134,7 @@ class Candidate:
     plugin: str = "auto"
     runtime: str = "auto"
 
-    def beside(self, candidates: Sequence[Candidate]) -> Candidate:
+    def compared_with(self, candidates: Sequence[Candidate]) -> Candidate:
         """Return the candidate to compare with.
 
         It is the first model's candidate under the most similar conditions; for the first model, the first candidate.

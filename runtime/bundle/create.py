@@ -16,7 +16,7 @@ from ...core.dtypes import NUMPY_NAME
 from ...core.errors import UsageError
 from ...core.progress import timed_steps
 from ...core.storage import library_image
-from ...core.storage.companions import COMPANIONS
+from ...core.storage.accompanying_files import ACCOMPANYING_FILES
 from ...core.storage.file_kinds import BUNDLE, TAR
 from ...core.storage.outputs import Output, writing
 from ...core.tensors import TensorSpec
@@ -42,7 +42,7 @@ Progress = Callable[[str], None]
 # Cosine floor for models whose outputs are all below the absolute tolerance, which would accept zeros.
 _LEAST_COSINE = 0.999
 # The size limit of `tokenizer.json` (docs/robustness.md).
-_LARGEST_COMPANION = 128 << 20
+_LARGEST_FILE = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class BundleRequest:
 
 
 @dataclass(frozen=True, repr=False)
-class BundleFacts:
+class CreatedBundle:
     """A written bundle.
 
     Args:
@@ -108,7 +108,7 @@ class BundleFacts:
 
 
 @timed_steps(_log)
-def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -> BundleFacts:
+def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -> CreatedBundle:
     """Write a bundle, whole or not at all.
 
     Raises:
@@ -141,7 +141,7 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
             write_tar(folder, request.output, layout.name)
         else:
             put_folder(folder, request.output)
-    return BundleFacts(request.output, manifest, hashlib.sha256(text).hexdigest(), layout.notes)
+    return CreatedBundle(request.output, manifest, hashlib.sha256(text).hexdigest(), layout.notes)
 
 
 def _read_models(path: Path) -> list[ModelPart]:
@@ -250,7 +250,7 @@ class _Layout:
                 self.files.take(source, place, roles.get(source, "sidecar"))
         part.file.check_same()
         if part is self.models[0]:
-            self._take_companions(part.path.parent)
+            self._take_accompanying_files(part.path.parent)
         self._models.append(
             {
                 "path": self._place(part),
@@ -266,14 +266,14 @@ class _Layout:
             }
         )
 
-    def _take_companions(self, folder: Path) -> None:
+    def _take_accompanying_files(self, folder: Path) -> None:
         """Take along what `export` lays beside a Hugging Face model: tokenizer, chat template, its settings."""
         sidecar = self.models[0].sidecar
         if sidecar is None or "architecture" not in sidecar.kwargs:
             return
-        for name in COMPANIONS:
+        for name in ACCOMPANYING_FILES:
             source = folder / name
-            if source.is_file() and not source.is_symlink() and source.stat().st_size <= _LARGEST_COMPANION:
+            if source.is_file() and not source.is_symlink() and source.stat().st_size <= _LARGEST_FILE:
                 self.files.take(source, f"{self._home}/{name}", "tokenizer")
 
     def _tolerance(self, dtype: str) -> dict[str, float | None]:
@@ -323,7 +323,7 @@ class _Layout:
             self.files.take(sidecar_path(plugin.path), str(sidecar_path(Path(plugin.home))), "sidecar")
 
     def _take_engine(self, part: EnginePart) -> None:
-        facts = part.facts
+        sidecar = part.sidecar
         home = self._repository.engine_home(part) if self._repository else "engines"
         path = f"{home}/{part.path.name}"
         self.files.take(part.path, path, "engine")
@@ -333,12 +333,12 @@ class _Layout:
                 "path": path,
                 "kind": "engine",
                 "samples_of": self._place(self.models[0]),
-                "tolerance": self._tolerance(facts.dtype if facts.dtype in NUMPY_NAME else "fp32"),
-                "inputs": _described(facts.inputs),
-                "outputs": _described(facts.outputs),
-                "backend": facts.backend,
-                "backend_version": facts.library_version,
-                "compute_capability": ",".join(map(_dotted, facts.targets)),
+                "tolerance": self._tolerance(sidecar.dtype if sidecar.dtype in NUMPY_NAME else "fp32"),
+                "inputs": _described(sidecar.inputs),
+                "outputs": _described(sidecar.outputs),
+                "backend": sidecar.backend,
+                "backend_version": sidecar.library_version,
+                "compute_capability": ",".join(map(_dotted, sidecar.targets)),
                 "plugins": [plugin.home for plugin in self.plugins if plugin.digest == part.plugin_digest],
             }
         )

@@ -28,13 +28,13 @@ _DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items() if dtype != "bfloat
 _BINARY = "binary_tensor_data"
 _HEADER = "Inference-Header-Content-Length"
 # Most bytes of an answer without outputs, and of an answer's parts other than numbers.
-_BESIDES = 1 << 20
+_FRAME_BYTES = 1 << 20
 # Most seconds for a server's answer about itself and its models.
 _ABOUT = 30.0
 # Most bytes of a number: as (indented) JSON, and in binary.
 _AS_JSON, _AS_IT_IS = 40, 8
 # Most values, lists and tables of an answer other than its numbers.
-_BESIDE_NUMBERS = 20_000
+_FRAME_CHARACTERS = 20_000
 _MOST_NUMBERS = 1 << 28
 _MOST_DIMENSIONS = 32
 
@@ -107,7 +107,7 @@ class Server:
         """
         path = f"v2/models/{urllib.parse.quote(model, safe='')}/infer"
         most = min(2 * most, _MOST_NUMBERS)
-        size = most * (_AS_IT_IS if self._binary else _AS_JSON) + _BESIDES
+        size = most * (_AS_IT_IS if self._binary else _AS_JSON) + _FRAME_BYTES
         answer = self._ask(path, size, self._timeout, *self._encode(inputs, outputs, parameters))
         try:
             return _decode(answer.content, answer.headers.get(_HEADER), most)
@@ -146,12 +146,12 @@ class Server:
 
     def _get(self, path: str) -> dict[str, Any]:
         try:
-            content = self._ask(path, _BESIDES, min(self._timeout, _ABOUT)).content
+            content = self._ask(path, _FRAME_BYTES, min(self._timeout, _ABOUT)).content
         except Refused as error:
             what = f"{self.url} does not serve {path.removeprefix('v2/models/')}."
             raise MissingDependency(what, why=str(error), fix="Start the server, and look at its log.") from error
         try:
-            found = _read(content, _BESIDE_NUMBERS)
+            found = _read(content, _FRAME_CHARACTERS)
         except (ValueError, RecursionError) as error:
             raise self._no_answer(_reason_of(error)) from error
         if not isinstance(found, dict):
@@ -193,7 +193,7 @@ def _decode(content: bytes, split: str | None, most: int) -> Arrays:
         KeyError, TypeError, ValueError, OverflowError, RecursionError: the answer does not follow the protocol.
     """
     end = len(content) if split is None else _length(split, len(content))
-    answer, at = _read(content[:end], most + _BESIDE_NUMBERS), end
+    answer, at = _read(content[:end], most + _FRAME_CHARACTERS), end
     found: Arrays = {}
     for tensor in _listed(answer, "outputs"):
         name, datatype = tensor["name"], tensor["datatype"]
@@ -263,7 +263,7 @@ def _refusal(answer: Answer) -> str:
     """Return the message of an error, in one line."""
     text: Any = answer.content.decode("utf-8", "replace")
     with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
-        text = _read(answer.content, _BESIDE_NUMBERS)["error"]
+        text = _read(answer.content, _FRAME_CHARACTERS)["error"]
     to = location_of(answer)
     if to is not None:
         text = f"It redirects to {to}, which is not followed"

@@ -21,8 +21,8 @@ from ..backends import registry
 from .device.check_files import path_problem
 
 if TYPE_CHECKING:
-    from ...core.documents.engine_facts import EngineFacts
-    from ...core.documents.step_facts import StepFacts
+    from ...core.documents.engine_sidecar import EngineSidecar
+    from ...core.documents.step_record import StepRecord
 
 # Processors by the machine number in an ELF header (elf.h: EM_X86_64, EM_AARCH64).
 _MACHINES = {62: "x86_64", 183: "aarch64"}
@@ -61,7 +61,7 @@ class ModelPart:
         return [self.path, *self.data, *([] if self.sidecar is None else [sidecar_path(self.path)])]
 
     @property
-    def step(self) -> StepFacts | None:
+    def step(self) -> StepRecord | None:
         """How a step file is called; None for a file that needs whole sequences."""
         return self.sidecar.step if self.sidecar else None
 
@@ -93,12 +93,12 @@ class EnginePart:
     """An engine with its sidecar."""
 
     path: Path
-    facts: EngineFacts
+    sidecar: EngineSidecar
 
     @property
     def plugin_digest(self) -> str:
         """SHA-256 of the plugin library that it needs; "" if it needs none."""
-        plugin = self.facts.plugin
+        plugin = self.sidecar.plugin
         return plugin.sha256 if plugin and plugin.kind == "library" else ""
 
 
@@ -109,7 +109,7 @@ def read_model_part(path: Path) -> ModelPart:
         UsageError: it is not an ONNX model, its data is missing or in another folder, or its sidecar is broken.
         CheckFailed: the file was altered after its sidecar was written.
     """
-    from ...onnx_graph.facts import inspect_onnx
+    from ...onnx_graph.summary import inspect_onnx
 
     backend = registry.of_file(path)
     if backend is None or backend.built:
@@ -119,14 +119,14 @@ def read_model_part(path: Path) -> ModelPart:
             fix=f"Give engines as {argument('engine')}.",
         )
     file = OnnxFile.read(path)
-    facts = inspect_onnx(file)
-    if facts.sidecar_matches is False:
+    summary = inspect_onnx(file)
+    if summary.sidecar_matches is False:
         raise CheckFailed(
             f"{path} is not the file its sidecar was written for.",
             why="Its SHA-256 differs: one of the two was changed.",
             fix="Export the model again.",
         )
-    for name in (path.name, *facts.external_data):
+    for name in (path.name, *summary.external_data):
         if path_problem(name) or "/" in name:
             why = f"One of its files is called {name[:100]!r}."
             raise UsageError(
@@ -134,12 +134,12 @@ def read_model_part(path: Path) -> ModelPart:
                 why=why,
                 fix="External data must be in the model's folder, under a plain name.",
             )
-    if facts.missing_external_data:
-        why = f"{facts.missing_external_data[0]} is missing in its folder."
+    if summary.missing_external_data:
+        why = f"{summary.missing_external_data[0]} is missing in its folder."
         raise UsageError(f"{path} is incomplete.", why=why, fix="Copy the data file together with the model.")
-    dtype = facts.sidecar.dtype if facts.sidecar else SHORT_NAME.get(facts.weight_dtype or "", "fp32")
-    data = [path.with_name(name) for name in facts.external_data]
-    return ModelPart(file, facts.inputs, facts.outputs, data, facts.sidecar, dtype)
+    dtype = summary.sidecar.dtype if summary.sidecar else SHORT_NAME.get(summary.weight_dtype or "", "fp32")
+    data = [path.with_name(name) for name in summary.external_data]
+    return ModelPart(file, summary.inputs, summary.outputs, data, summary.sidecar, dtype)
 
 
 def read_plugin_part(path: Path) -> PluginPart:
@@ -156,14 +156,14 @@ def read_plugin_part(path: Path) -> PluginPart:
             header = stream.read(20)
         arch = _MACHINES.get(int.from_bytes(header[18:20], "little")) if header.startswith(b"\x7fELF") else None
         digest = sha256(path)
-        facts = json.loads(read_plain(sidecar_path(path), MAX_BYTES)) if sidecar_path(path).is_file() else {}
+        entries = json.loads(read_plain(sidecar_path(path), MAX_BYTES)) if sidecar_path(path).is_file() else {}
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{sidecar_path(path)} does not describe a library.", why="It is not JSON.") from error
     if arch is None:
         raise UsageError(f"{path} is not a plugin library.", why=f"Known: ELF for {', '.join(_MACHINES.values())}.")
-    stated = facts.get("sha256") if isinstance(facts, dict) else None
+    stated = entries.get("sha256") if isinstance(entries, dict) else None
     if stated not in (None, digest):
         why = "Its SHA-256 is not the one in its sidecar."
         raise CheckFailed(f"{path} was changed after it was written.", why=why, fix="Build it again.")
@@ -177,23 +177,23 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
         UsageError: it has no sidecar, belongs to another model, or its plugin library is not given.
         CheckFailed: it was changed after it was built.
     """
-    from ...core.documents.engine_facts import read_engine_facts
+    from ...core.documents.engine_sidecar import read_engine_sidecar
 
-    facts = read_engine_facts(path)
+    sidecar = read_engine_sidecar(path)
     try:
         digest = sha256(path)
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
-    if digest != facts.engine_sha256:
+    if digest != sidecar.engine_sha256:
         why = "Its SHA-256 is not the one in its sidecar."
         raise CheckFailed(f"{path} was changed after it was written.", why=why, fix="Build it again.")
-    if facts.onnx_sha256 != model.file.sha256:
-        why = f"It was built from another file ({facts.onnx_name})."
+    if sidecar.onnx_sha256 != model.file.sha256:
+        why = f"It was built from another file ({sidecar.onnx_name})."
         raise UsageError(f"{path} is not an engine of {model.path}.", why=why, fix="Build the engine from this file.")
-    engine = EnginePart(path, facts)
+    engine = EnginePart(path, sidecar)
     if engine.plugin_digest and engine.plugin_digest not in {plugin.digest for plugin in plugins}:
         why = f"It needs the library that it was built with, SHA-256 {engine.plugin_digest}."
-        name = Path(facts.plugin.path).name if facts.plugin else ""
+        name = Path(sidecar.plugin.path).name if sidecar.plugin else ""
         raise UsageError(
             f"The plugin library of {path} is missing.", why=why, fix=f"Add {argument('plugin_library', name)}."
         )

@@ -32,7 +32,7 @@ from .triton import (
 )
 
 if TYPE_CHECKING:
-    from ...core.documents.step_facts import StepFacts
+    from ...core.documents.step_record import StepRecord
 
 # A file instead of Python's cache folder: a server that imports the model writes nothing into the bundle, and reads
 # nothing that another put there.
@@ -69,7 +69,7 @@ class Repository:
         self.home = f"triton/{self._name}/1"
         self.served: list[str] = []
         self.notes: list[str] = []
-        self._facts = Served(libraries=self._kernels(plugins), gpu=_is_bf16(self._part))
+        self._served = Served(libraries=self._kernels(plugins), gpu=_is_bf16(self._part))
 
     def write_model(self, samples: Sequence[Sample]) -> None:
         """Write the configuration of the ONNX file; for a step file also its served copy and the initial states.
@@ -83,7 +83,7 @@ class Repository:
         part, filename = self._part, self._part.path.name
         outputs = part.outputs
         step = part.step
-        if self._facts.gpu:
+        if self._served.gpu:
             self.notes.append(
                 f"{filename} is bf16, which onnxruntime computes on GPUs only: {self._name} does not load in a server "
                 "without one. If started as the README says, the server still serves the other models."
@@ -102,11 +102,11 @@ class Repository:
                 f"An instance serves {self._serving.sequences} sequences at a time. The next one waits until "
                 f"one of them ends with sequence_end or is silent for {IDLE_SECONDS} seconds: give clients a timeout.",
             ]
-        facts = self._facts
-        text = model_config(self._name, "onnxruntime", filename, part.inputs, outputs, self._serving, step, facts)
+        served = self._served
+        text = model_config(self._name, "onnxruntime", filename, part.inputs, outputs, self._serving, step, served)
         self._configure(self._name, text)
-        if facts.sample and step is None:
-            for name, content in warmup_files(facts.sample, facts.batched).items():
+        if served.sample and step is None:
+            for name, content in warmup_files(served.sample, served.batched).items():
                 self._files.add(f"triton/{self._name}/warmup/{name}", content, "triton")
         if step is not None:
             self._write_stream(step, samples)
@@ -140,13 +140,13 @@ class Repository:
                 why = error.what
             if not batched:
                 self.notes.append(f"Triton does not join requests to {self._name}: no proof of {ROWS}. {why}.")
-        self._facts = replace(self._facts, batched=batched, rows=rows, sample=first)
+        self._served = replace(self._served, batched=batched, rows=rows, sample=first)
 
-    def _write_stream(self, step: StepFacts, samples: Sequence[Sample]) -> None:
+    def _write_stream(self, step: StepRecord, samples: Sequence[Sample]) -> None:
         """Write the Python model that takes any number of positions a request, or note why there is none."""
         name, part = f"{self._name}_stream", self._part
         data, output = other_tensors(part, step)
-        if self._facts.gpu or any(spec.name == "attn_bias" for spec in data):
+        if self._served.gpu or any(spec.name == "attn_bias" for spec in data):
             self.notes.append(f"{name} is not written: numpy has no bf16, and a bias is not a sequence.")
             return
         rows = self._rows_of_step(step, data, samples)
@@ -155,9 +155,9 @@ class Repository:
         serving, axis = self._serving, step.sequence_axis
         self._configure(name, stream_config(name, data, output, serving, axis, rows, draws))
         home = f"../../{self._name}/1"
-        facts = {
+        settings = {
             "files": {str(x.step.chunk): f"{home}/{x.path.name}" for x in self._parts if x.step},
-            "libraries": list(self._facts.libraries),
+            "libraries": list(self._served.libraries),
             "threads": serving.threads_of(True),
             "idle_seconds": IDLE_SECONDS,
             "inputs": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in data],
@@ -169,7 +169,7 @@ class Repository:
             "vocabulary": limit,
             "rows": rows,
         }
-        text = json.dumps(facts, indent=1, allow_nan=False).encode() + b"\n"
+        text = json.dumps(settings, indent=1, allow_nan=False).encode() + b"\n"
         self._files.add(f"triton/{name}/1/stream.json", text, "triton")
         self._files.add(f"triton/{name}/1/model.py", _STREAM.read_bytes(), "triton")
         self._files.add(f"triton/{name}/1/__pycache__", _NO_BYTECODE, "triton")
@@ -180,7 +180,7 @@ class Repository:
             f"server's Python. {joined}."
         )
 
-    def _rows_of_step(self, step: StepFacts, data: Sequence[TensorSpec], samples: Sequence[Sample]) -> int:
+    def _rows_of_step(self, step: StepRecord, data: Sequence[TensorSpec], samples: Sequence[Sample]) -> int:
         """Return how many sequences a call takes, one per row; 0 if axis 0 is not proven to count them."""
         batch = data[0].shape[0]
         shapes = [spec.shape for spec in data] + [tuple(cache.shape) for cache in step.caches]
@@ -199,17 +199,17 @@ class Repository:
 
     def engine_home(self, engine: EnginePart) -> str:
         """Configure an engine and return its folder, which is outside the repository if Triton cannot run it."""
-        facts = engine.facts
-        backend = registry.named(facts.backend).triton_backend
+        sidecar = engine.sidecar
+        backend = registry.named(sidecar.backend).triton_backend
         if not backend:
-            self.notes.append(f"{engine.path.name} is a {facts.backend} engine, for which Triton has no backend.")
+            self.notes.append(f"{engine.path.name} is a {sidecar.backend} engine, for which Triton has no backend.")
             return "engines"
         name = served_name(f"{self._name}_{engine.path.stem}_tensorrt")
         step = self._part.step
         filename = engine.path.name
-        batched = self._facts.batched and open_batch(facts.inputs, facts.outputs)
-        served = replace(self._facts, batched=batched, libraries=(), sample={})
-        text = model_config(name, backend, filename, facts.inputs, facts.outputs, self._serving, step, served)
+        batched = self._served.batched and open_batch(sidecar.inputs, sidecar.outputs)
+        served = replace(self._served, batched=batched, libraries=(), sample={})
+        text = model_config(name, backend, filename, sidecar.inputs, sidecar.outputs, self._serving, step, served)
         self._configure(name, text)
         if step is not None:
             self._start_values(name, step)
@@ -222,7 +222,7 @@ class Repository:
         self._files.add(f"triton/{name}/config.pbtxt", text.encode(), "triton")
         self.served.append(name)
 
-    def _start_values(self, name: str, step: StepFacts) -> None:
+    def _start_values(self, name: str, step: StepRecord) -> None:
         for filename, content in initial_states(step).items():
             self._files.add(f"triton/{name}/initial_state/{filename}", content, "triton")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.documents.step_facts import StepFacts
+from ...core.documents.step_record import StepRecord
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.tensors import TensorSpec, named_sizes
@@ -118,7 +118,7 @@ def _draw(
 
 
 def _stream(
-    session: Session, step: StepFacts, count: int, seed: int, limit: int | None
+    session: Session, step: StepRecord, count: int, seed: int, limit: int | None
 ) -> Iterator[tuple[Arrays, str]]:
     """Yield calls of a step file with the caches of a real run: the first, and some after the caches have wrapped."""
     steps = ArrayStep(step, {step.chunk: session})

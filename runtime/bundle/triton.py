@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.documents.step_facts import StepFacts
+from ...core.documents.step_record import StepRecord
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.tensors import TensorSpec
@@ -92,7 +92,7 @@ def model_config(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     serving: Serving,
-    step: StepFacts | None = None,
+    step: StepRecord | None = None,
     served: Served | None = None,
 ) -> str:
     """Return the text of a `config.pbtxt`.
@@ -159,17 +159,19 @@ def stream_config(
         return _tensor(TensorSpec(spec.name, spec.dtype, shape), batched)
 
     ragged = {"allow_ragged_batch": True} if batched else {}
-    taken = [any_length(spec) | ragged for spec in inputs]
+    served_inputs = [any_length(spec) | ragged for spec in inputs]
     given = [any_length(output)]
     if draws:
         extra = {"new_tokens": "int32", "temperature": "float32", "seed": "int64"}
-        taken += [_tensor(TensorSpec(x, dtype, (1, 1)), True) | {"optional": True} for x, dtype in extra.items()]
+        served_inputs += [
+            _tensor(TensorSpec(x, dtype, (1, 1)), True) | {"optional": True} for x, dtype in extra.items()
+        ]
         given.append(_tensor(TensorSpec("generated", "int64", (1, "positions")), True))
     config: dict[str, Any] = {
         "name": name,
         "backend": "python",
         "max_batch_size": rows,
-        "input": taken,
+        "input": served_inputs,
         "output": given,
         "instance_group": [{"count": serving.instances, "kind": Word("KIND_AUTO")}],
         "sequence_batching": _sequences(serving),
@@ -218,7 +220,7 @@ def served_name(name: str) -> str:
     return plain.strip(".") or "model"
 
 
-def initial_states(step: StepFacts) -> dict[str, bytes]:
+def initial_states(step: StepRecord) -> dict[str, bytes]:
     """Return the files of `initial_state/`: caches that do not start as zeros."""
     return {
         _state_file(index): np.full(cache.shape, cache.fill, cache.dtype).tobytes()
@@ -227,7 +229,7 @@ def initial_states(step: StepFacts) -> dict[str, bytes]:
     }
 
 
-def stateful(model: OnnxFile, step: StepFacts) -> bytes:
+def stateful(model: OnnxFile, step: StepRecord) -> bytes:
     """Return the copy of a step file that is served: it also returns the position of the next call.
 
     External data stays where it is: the copy belongs into the same folder as the model's.
@@ -245,7 +247,7 @@ def stateful(model: OnnxFile, step: StepFacts) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def _states(step: StepFacts, outputs: set[str]) -> Iterator[dict[str, Any]]:
+def _states(step: StepRecord, outputs: set[str]) -> Iterator[dict[str, Any]]:
     for index, cache in enumerate(step.caches):
         source = {"data_file": _state_file(index)} if cache.fill else {"zero_data": True}
         yield _state(cache.input, cache.output, cache.dtype, cache.shape, source)

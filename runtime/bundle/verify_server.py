@@ -25,7 +25,7 @@ from .triton import served_name
 from .verify import Verified, as_errors, checked
 
 if TYPE_CHECKING:
-    from ...core.documents.step_facts import StepFacts
+    from ...core.documents.step_record import StepRecord
 
 Report = dict[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
@@ -126,7 +126,7 @@ class _Served:
             return False
         return all(_fits(self._shapes[spec["name"]], spec["shape"]) for spec in model["inputs"])
 
-    def _takes_tokens(self, model: Report, step: StepFacts) -> bool:
+    def _takes_tokens(self, model: Report, step: StepRecord) -> bool:
         """Return whether the server's model takes the tokens of a step file, whose caches it then keeps itself."""
         stated = self._shapes.get(step.token_input)
         if step.mode != "step" or stated is None:
@@ -134,7 +134,7 @@ class _Served:
         shapes = {spec["name"]: spec["shape"] for spec in model["inputs"]}
         return len(stated) in (0, len(shapes.get(step.token_input, ())))
 
-    def _step(self, model: Report) -> StepFacts | None:
+    def _step(self, model: Report) -> StepRecord | None:
         sidecar = read_sidecar(self._folder / model["path"])
         return None if sidecar is None else sidecar.step
 
@@ -158,7 +158,7 @@ class _Served:
                 continue
             yield from self._compared(model, sample, actual, expected)
 
-    def _as_sequence(self, model: Report, step: StepFacts) -> Iterator[Report]:
+    def _as_sequence(self, model: Report, step: StepRecord) -> Iterator[Report]:
         """Send the whole stream in order, and compare where there is a sample."""
         path = f"samples/{Path(model['path']).stem}.sequence.npz"
         samples: dict[int, tuple[str, Arrays, Arrays]] = {}
@@ -207,7 +207,7 @@ class _Served:
             yield from self._compared(model, sample, {step.logits_output: np.concatenate(parts)}, wanted)
 
     def _sent(
-        self, stream: Arrays, step: StepFacts, pieces: Sequence[tuple[int, int]], row: int | None, most: int
+        self, stream: Arrays, step: StepRecord, pieces: Sequence[tuple[int, int]], row: int | None, most: int
     ) -> dict[int, NDArray[Any] | str]:
         """Send a stream; return the output by the start position of each piece, or the server's message.
 
@@ -250,7 +250,7 @@ class _Served:
         return where | {"output": output, "dtype": dtype, "kernels": computed}
 
 
-def _first(stream: Arrays, step: StepFacts, path: str) -> NDArray[Any]:
+def _first(stream: Arrays, step: StepRecord, path: str) -> NDArray[Any]:
     """Return the tokens of a sequence; its other arrays are in the same file.
 
     Raises:

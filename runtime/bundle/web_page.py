@@ -17,7 +17,7 @@ from ...core.spelling import spelled
 from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
-from ..backends.step_file import data_inputs, other_tensors, step_facts
+from ..backends.step_file import data_inputs, other_tensors, step_record
 from .parts import ModelPart
 from .place import BundleFiles
 
@@ -61,15 +61,15 @@ def check_web_model(model: ModelPart) -> None:
     if model.sidecar is None:
         why = f"Its sidecar {path.name}.json, which describes its caches, is missing in its folder: copy it too."
         raise UsageError(f"{path} cannot go on a web page.", why=why)
-    facts = step_facts(model.sidecar, path.name)
-    if facts.mode != "step":
-        why = f"It needs {facts.chunk} positions at once, and is bundled with its step file."
-        raise UsageError(f"{path} is a {facts.mode} file.", why=why, fix="Give the step file.")
-    data = data_inputs(model, facts)
+    record = step_record(model.sidecar, path.name)
+    if record.mode != "step":
+        why = f"It needs {record.chunk} positions at once, and is bundled with its step file."
+        raise UsageError(f"{path} is a {record.mode} file.", why=why, fix="Give the step file.")
+    data = data_inputs(model, record)
     if len(data) != 1 or data[0].dtype != "int64" or len(data[0].shape) != 2:
-        taken = ", ".join(spec.describe() for spec in data)
+        listed = ", ".join(spec.describe() for spec in data)
         raise UsageError(
-            f"{path} cannot go on a web page.", why=f"The page needs token inputs, but the file has {taken}."
+            f"{path} cannot go on a web page.", why=f"The page needs token inputs, but the file has {listed}."
         )
     if data[0].shape[0] != 1:
         why = f"It continues {data[0].shape[0]} sequences at once, but the page shows one."

@@ -18,22 +18,22 @@ from ..inputs.example_inputs import first_call
 from ..session import Arrays, Session
 
 if TYPE_CHECKING:
-    from ...core.documents.step_facts import StepFacts
+    from ...core.documents.step_record import StepRecord
 
 
 class ArrayStep(StepSession):
     """A step file, and files with more positions per call that share its caches.
 
     Args:
-        facts: of the step file.
-        sessions: by the positions of one call; the step file is that of `facts.chunk`.
+        record: of the step file.
+        sessions: by the positions of one call; the step file is that of `record.chunk`.
     """
 
-    def __init__(self, facts: StepFacts, sessions: Mapping[int, Session]) -> None:
-        step = sessions[facts.chunk]
+    def __init__(self, record: StepRecord, sessions: Mapping[int, Session]) -> None:
+        step = sessions[record.chunk]
         self.backend, self.provider, self.notes = step.backend, step.provider, step.notes
         self._sessions = sessions
-        super().__init__(facts, *other_tensors(step, facts), sorted(sessions))
+        super().__init__(record, *other_tensors(step, record), sorted(sessions))
         self._clear()
 
     @property
@@ -44,13 +44,13 @@ class ArrayStep(StepSession):
     @property
     def state(self) -> Arrays:
         """The position and the caches for the next call."""
-        return {**self._caches, self.facts.position_input: np.array([self.position], dtype=np.int64)}
+        return {**self._caches, self.record.position_input: np.array([self.position], dtype=np.int64)}
 
     def _clear(self) -> None:
-        self._caches = first_call(self.facts)
+        self._caches = first_call(self.record)
 
     def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
         session = self._sessions[chunk]
         outputs = session.run({**inputs, **self.state})
-        self._caches = {cache.input: outputs[cache.output] for cache in self.facts.caches}
-        return outputs[self.facts.logits_output]
+        self._caches = {cache.input: outputs[cache.output] for cache in self.record.caches}
+        return outputs[self.record.logits_output]

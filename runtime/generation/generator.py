@@ -55,10 +55,10 @@ class Generator:
         spec, *others = session.inputs
         masks = [other.name for other in others if other.name in INTEGER_MASKS and other.shape == spec.shape]
         if len(masks) != len(others) or spec.dtype != "int64" or len(spec.shape) != 2:
-            taken = ", ".join(spec.describe() for spec in session.inputs)
+            listed = ", ".join(spec.describe() for spec in session.inputs)
             raise UsageError(
                 "This file does not generate tokens.",
-                why=f"Its inputs are {taken}.",
+                why=f"Its inputs are {listed}.",
                 fix="Step through it with localattn.runtime.open_step.",
             )
         self.session = session
@@ -253,13 +253,13 @@ class Generator:
         if room is not None and max_tokens is not None and max_tokens > room:
             raise UsageError(
                 f"{max_tokens} tokens after a prompt of {length} do not fit the model.",
-                why=self.session.facts.why_positions_end,
+                why=self.session.record.why_positions_end,
                 fix=f"Generate at most {room}, or give a shorter prompt." if room else "Give a shorter prompt.",
             )
         count = room if max_tokens is None else max_tokens
         rows = range(first_row, first_row + self.batch)
         sampler = Sampler(sampling, seed, rows, stop=stop, max_tokens=count)
-        with self.session.taken_over():
+        with self.session.exclusive():
             self.begin(prompt, mask)
             sampler.see(np.asarray(prompt), self.vocabulary, mask)
             if stop_strings is not None:
@@ -313,7 +313,7 @@ class TokenStream(Iterator[Tokens]):
         """
         if self._ended.all() or self._made == self._ends.count:
             raise StopIteration
-        with self._generator.session.taken_over():
+        with self._generator.session.exclusive():
             if (self._text, self._position) != (self._generator.session.texts, self._generator.position):
                 raise UsageError(
                     "This stream of tokens cannot continue.",

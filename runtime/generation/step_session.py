@@ -12,9 +12,9 @@ from ...core.storage.files import is_file
 from ...core.storage.reading import check_plain
 from ..backends import registry
 from ..backends.backend import AUTO, Place
-from ..backends.step_file import EXPORT_AGAIN, Prefill, prefill_path, step_facts
+from ..backends.step_file import EXPORT_AGAIN, Prefill, prefill_path, step_record
 from ..backends.step_session import StepSession
-from ..session import check_file, find_model, read_model_facts
+from ..session import check_file, find_model, read_model_sidecar
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
@@ -38,9 +38,8 @@ def open_session(
     Without `prefill`, no prefill file is looked for.
     """
     backend, precision = registry.choose(file, runtime)
-    backend.require()
-    companion = find_prefill(Path(file), sidecar) if prefill else None
-    return backend.open_step(file, sidecar, companion, Place(provider, threads, plugin, precision))
+    found = find_prefill(Path(file), sidecar) if prefill else None
+    return backend.open_step(file, sidecar, found, Place(provider, threads, plugin, precision))
 
 
 def open_step(
@@ -81,15 +80,15 @@ def open_step(
         raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=how)
     file = find_model(path)
     check_file(file)
-    sidecar = read_model_facts(path)
+    sidecar = read_model_sidecar(path)
     if sidecar is None:
         why = backend.steps_without_sidecar.format(sidecar_path(path).name)
         raise UsageError(f"Cannot generate with {path}.", why=why, fix=how)
-    facts = step_facts(sidecar, path.name, how)
-    if facts.mode != "step":
+    record = step_record(sidecar, path.name, how)
+    if record.mode != "step":
         raise UsageError(
-            f"{path} is a {facts.mode} file.",
-            why=f"It needs {facts.chunk} positions at once, and is opened by its step file.",
+            f"{path} is a {record.mode} file.",
+            why=f"It needs {record.chunk} positions at once, and is opened by its step file.",
             fix="Give the step file.",
         )
     return open_session(file, sidecar, provider, threads, str(plugin), runtime)
@@ -106,17 +105,17 @@ def find_prefill(path: Path, sidecar: Sidecar) -> Prefill | None:
         UsageError: it belongs to another model.
         CheckFailed: it was changed after its sidecar was written.
     """
-    facts = step_facts(sidecar)
-    companion = prefill_path(path, facts)
-    other = read_model_facts(companion) if companion is not None and is_file(companion) else None
-    if companion is None or other is None:
+    record = step_record(sidecar)
+    prefill = prefill_path(path, record)
+    other = read_model_sidecar(prefill) if prefill is not None and is_file(prefill) else None
+    if prefill is None or other is None:
         return None
-    file = find_model(companion)
+    file = find_model(prefill)
     check_file(file)
-    chunk = step_facts(other, companion.name)
-    if other.checkpoint_sha256 != sidecar.checkpoint_sha256 or chunk.caches != facts.caches:
+    chunk = step_record(other, prefill.name)
+    if other.checkpoint_sha256 != sidecar.checkpoint_sha256 or chunk.caches != record.caches:
         raise UsageError(
-            f"{companion.name} does not belong to {path.name}.",
+            f"{prefill.name} does not belong to {path.name}.",
             why="The two files come from different checkpoints, or their caches differ.",
             fix=EXPORT_AGAIN,
         )

@@ -16,10 +16,10 @@ from .vocabulary import check_tokens, vocabulary
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
-    from ...core.documents.step_facts import StepFacts
+    from ...core.documents.step_record import StepRecord
 
 
-def first_call(step: StepFacts) -> Arrays:
+def first_call(step: StepRecord) -> Arrays:
     """Return the position and the caches of a step file's first call.
 
     Raises:
@@ -41,7 +41,7 @@ def first_call(step: StepFacts) -> Arrays:
 def draw_call(
     specs: Sequence[TensorSpec],
     seed: int,
-    facts: Sidecar | None,
+    sidecar: Sidecar | None,
     sizes: Mapping[str, int] | None = None,
     token_limit: int | None = None,
 ) -> Arrays:
@@ -50,41 +50,41 @@ def draw_call(
     Args:
         specs: what the file takes.
         seed: see `runtime.inputs.arrays.random_inputs`.
-        facts: its sidecar, for the vocabulary and the caches; None without one.
+        sidecar: its sidecar, for the vocabulary and the caches; None without one.
         sizes: of the dynamic axes, by name; None: the sidecar's sizes of the export.
         token_limit: the vocabulary where the sidecar does not state it.
 
     Raises:
         UsageError: they cannot be drawn; see `runtime.inputs.arrays.random_inputs`.
     """
-    if sizes is None and facts is not None:
-        sizes = named_sizes(facts.batch, facts.seq_len)
-    begun = {} if facts is None or facts.step is None else first_call(facts.step)
+    if sizes is None and sidecar is not None:
+        sizes = named_sizes(sidecar.batch, sidecar.seq_len)
+    begun = {} if sidecar is None or sidecar.step is None else first_call(sidecar.step)
     drawn = random_inputs(
-        [spec for spec in specs if spec.name not in begun], seed, vocabulary(facts) or token_limit, sizes
+        [spec for spec in specs if spec.name not in begun], seed, vocabulary(sidecar) or token_limit, sizes
     )
     return {spec.name: begun[spec.name] if spec.name in begun else drawn[spec.name] for spec in specs}
 
 
-def check_call(inputs: Mapping[str, Any], facts: Sidecar | None, source: str = "") -> None:
+def check_call(inputs: Mapping[str, Any], sidecar: Sidecar | None, source: str = "") -> None:
     """Refuse tokens outside the vocabulary, and a position that a step file does not have.
 
     Args:
         inputs: arrays; integers are tokens, except the position of a step file.
-        facts: the sidecar of the file; None checks nothing.
+        sidecar: the sidecar of the file; None checks nothing.
         source: where the inputs come from, for the error.
 
     Raises:
         UsageError: a token is outside the vocabulary, or a position is out of range.
     """
-    step = None if facts is None else facts.step
+    step = None if sidecar is None else sidecar.step
     tokens = dict(inputs)
     if step is not None and step.position_input in tokens:
         _check_position(np.asarray(tokens.pop(step.position_input)), step, source)
-    check_tokens(tokens, vocabulary(facts), source)
+    check_tokens(tokens, vocabulary(sidecar), source)
 
 
-def _check_position(given: NDArray[Any], step: StepFacts, source: str) -> None:
+def _check_position(given: NDArray[Any], step: StepRecord, source: str) -> None:
     if given.dtype.kind not in "iu" or given.size != 1:
         return  # the session refuses it for its type or its shape
     position, of = int(given.reshape(-1)[0]), f" of {source}" if source else ""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _VOCABULARY = ("num_tokens", "vocab_size")
 
 
-def vocabulary(facts: Sidecar | None) -> int | None:
+def vocabulary(sidecar: Sidecar | None) -> int | None:
     """Return one more than the largest token from a sidecar; None without one, or for embeddings."""
-    sizes = [] if facts is None else [facts.kwargs.get(name) for name in _VOCABULARY]
+    sizes = [] if sidecar is None else [sidecar.kwargs.get(name) for name in _VOCABULARY]
     return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool)), None)
 
 

@@ -124,7 +124,7 @@ def _equal_positions(
     return same.reshape(expected.shape[:axes])
 
 
-def beside(tolerance: Tolerance, baseline: Baseline | None) -> Tolerance:
+def with_baseline(tolerance: Tolerance, baseline: Baseline | None) -> Tolerance:
     """Return the tolerance with the baseline added, if the tolerance uses one."""
     return replace(tolerance, baseline=baseline) if tolerance.takes_baseline else tolerance
 

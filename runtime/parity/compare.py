@@ -18,7 +18,7 @@ from ...core.errors import CheckFailed, UsageError
 from ...core.geometry import WindowGeometry
 from ...core.tolerance import Baseline, Tolerance, coarsest, tolerance_for
 from ..session import Arrays
-from .baseline import BaselineMeter, UntouchedModule, beside, table_alone
+from .baseline import BaselineMeter, UntouchedModule, table_alone, with_baseline
 from .comparison import Comparison, compare_arrays, largest_error, unproven_outputs
 from .golden import Golden, GoldenRunner, GoldenSample, check_type, kept_rows, key_mask
 from .inputs import InputSets
@@ -178,7 +178,7 @@ def golden_record(
         meter: of the unmodified module in half precision, after the last sample.
     """
     if meter is not None:
-        tolerance = beside(tolerance, meter.result())
+        tolerance = with_baseline(tolerance, meter.result())
     outputs = overall(found, tolerance).values()
     nothing, why = unproven_outputs(outputs, tolerance)
     if not outputs:
@@ -271,7 +271,7 @@ def compare_models(
         why = f"{refusal}." if refusal else "There are no inputs to compare on."
         raise UsageError("No set of inputs was accepted by both.", why=why, fix="Give inputs of other lengths.")
     if meter is not None:
-        report.tolerance = beside(tolerance, meter.result())
+        report.tolerance = with_baseline(tolerance, meter.result())
         if meter.why_none:
             report.notes.append(table_alone(meter.why_none))
     if not report.passed:
@@ -339,9 +339,9 @@ def take_golden(
     tolerance = tolerance_for(precision, request.atol, request.rtol)
     meter = BaselineMeter(baseline, precision) if tolerance.takes_baseline else None
     found = []
-    facts = candidate.sidecar
+    sidecar = candidate.sidecar
     # The export of a user's own module lists its layers, and computes those rows as upstream does.
-    of_checkpoint = facts is not None and not facts.layers
+    of_checkpoint = sidecar is not None and not sidecar.layers
     pairs = compare_golden(candidate, golden, tolerance, skip_masked=of_checkpoint, progress=progress, meter=meter)
     for sample, compared in pairs:
         outputs = compared.outputs
@@ -351,6 +351,6 @@ def take_golden(
         found += [(sample.name, comparison) for comparison in compared.comparisons]
     report.golden = golden_record(found, golden, tolerance, _geometries(report.windows), meter)
     report.golden_count = len(found)
-    report.golden_tolerance = tolerance if meter is None else beside(tolerance, meter.result())
+    report.golden_tolerance = tolerance if meter is None else with_baseline(tolerance, meter.result())
     if proven_by_golden([report.golden]):
         report.unproven = []

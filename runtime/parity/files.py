@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.documents.engine_facts import EngineFacts
+from ...core.documents.engine_sidecar import EngineSidecar
 from ...core.documents.proof import proven_by_golden
 from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar
 from ...core.error_texts import argument
@@ -170,16 +170,16 @@ def _open_reference(request: ParityRequest) -> FileRunner:
         UsageError: it cannot be run this way.
     """
     path = request.against
-    facts = registry.choose(path)[0].facts(path)
-    if isinstance(facts, EngineFacts):
+    sidecar = registry.choose(path)[0].sidecar(path)
+    if isinstance(sidecar, EngineSidecar):
         candidate = registry.of_file(request.model)
-        needs_library = facts.plugin is not None and facts.plugin.kind == "library"
+        needs_library = sidecar.plugin is not None and sidecar.plugin.kind == "library"
         both = candidate is not None and candidate.built and needs_library
         return open_runner(path, plugin=request.plugin if both else "auto")
     try:
         return open_runner(path, "cpu", "none", prefill=False)
     except MissingDependency as error:
-        if facts is None or facts.function_body:
+        if sidecar is None or sidecar.function_body:
             raise
         raise UsageError(
             f"{path} cannot be the reference.",
@@ -190,16 +190,16 @@ def _open_reference(request: ParityRequest) -> FileRunner:
 
 def _record(reference: FileRunner) -> tuple[str | None, list[str]]:
     """Return the result of the reference's own export check, or a note why none is known."""
-    name, facts = reference.path.name, reference.engine or reference.sidecar
+    name, sidecar = reference.path.name, reference.engine or reference.sidecar
     making, made = ("export", "exported") if reference.engine is None else ("build", "built")
-    found = None if facts is None else next((check for check in facts.checks if check.name == PARITY), None)
-    if facts is None:
+    found = None if sidecar is None else next((check for check in sidecar.checks if check.name == PARITY), None)
+    if sidecar is None:
         doubt = "it has no sidecar"
     elif found is None:
         doubt = "its sidecar has no record of a comparison with a reference"
     elif found.status != "passed":
         doubt = f"the comparison at its {making} is recorded as {found.status}: {found.detail}"
-    elif isinstance(facts, Sidecar) and not facts.model_sha256:
+    elif isinstance(sidecar, Sidecar) and not sidecar.model_sha256:
         doubt = "its sidecar does not record for which file it was written"
     else:
         doubt = "; ".join(altered(reference.file))

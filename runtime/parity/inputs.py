@@ -136,7 +136,7 @@ class InputSets:
         if self._texts is None or self._sequence is None or self.length is None:
             return
         batch = {name: max(1, self._bounds(name)[0]) for name in self._axes if name != self._sequence}
-        chunk = math.lcm(*(runner.facts.chunk for runner in self._steps)) if self._steps else 1
+        chunk = math.lcm(*(runner.record.chunk for runner in self._steps)) if self._steps else 1
         low = self._bounds(self._sequence)[0]
         masked = any(spec.name in ("mask", "attention_mask") for spec in self._specs)
         spans = 2 * max((window.keys_per_window for window in self._windows if not window.sees_all), default=0)
@@ -168,7 +168,7 @@ class InputSets:
         if not isinstance(candidate, StepRunner) and len(self._axes) < len(_dynamic_axes(candidate.inputs)):
             found.append(f"{candidate.name} has dynamic sizes, and is compared at the sizes of {reference.name} only")
         for runner in self._steps:
-            chunk = runner.facts.chunk
+            chunk = runner.record.chunk
             calls = "one per call" if chunk == 1 else f"{chunk} per call"
             found.append(f"{self.length} tokens were fed to {runner.name}, {calls}; every position is compared")
             if self.length is not None and self.length <= runner.slots:
@@ -261,7 +261,7 @@ class InputSets:
 
     def _beyond_the_caches(self, high: int | None) -> int:
         """Return a length that overwrites every cache slot, or the model's last position if that comes first."""
-        base = math.lcm(*(runner.facts.chunk for runner in self._steps))
+        base = math.lcm(*(runner.record.chunk for runner in self._steps))
         chunk = max(size for runner in self._steps for size in runner.session.chunks)
         length = max(*(runner.slots + WINDOWS_BEYOND * runner.window for runner in self._steps), 2 * chunk)
         if chunk > base:  # whole chunks, then single tokens that read from the caches what the chunks left
@@ -273,9 +273,9 @@ class InputSets:
         """Return the sequence length of step files: that of the given inputs, or a fixed one; None if dynamic."""
         if not self._steps:
             return None
-        facts, shapes = self._steps[0].facts, {spec.name: spec.shape for spec in self._specs}
-        shape = shapes[facts.token_input] if given is None else given[facts.token_input].shape
-        size = shape[facts.sequence_axis]
+        record, shapes = self._steps[0].record, {spec.name: spec.shape for spec in self._specs}
+        shape = shapes[record.token_input] if given is None else given[record.token_input].shape
+        size = shape[record.sequence_axis]
         return size if isinstance(size, int) else None
 
     def _check_steps(self, runner: StepRunner) -> None:
@@ -285,7 +285,7 @@ class InputSets:
             UsageError: this length cannot be fed.
         """
         lengths = self._request.lengths if self._request.lengths and self._given is None else (self.length,)
-        chunk, most = runner.facts.chunk, runner.facts.max_positions
+        chunk, most = runner.record.chunk, runner.record.max_positions
         for length in lengths:
             if length is not None and (length % chunk or length < 1 or (most is not None and length > most)):
                 ends = "" if most is None else f" and has {most} positions"

@@ -248,7 +248,7 @@ class ParityReport(Report):
         if not before or worst > max(before):
             self.inputs, self.outputs = inputs, outputs
 
-    def beside_baseline(self) -> list[str]:
+    def against_baseline(self) -> list[str]:
         """Describe each output's error and the unmodified module's; nothing if no baseline applies."""
         baseline = self.tolerance.baseline
         if baseline is None:
@@ -293,7 +293,8 @@ class ParityReport(Report):
             "plugin": self.plugin,
             "tolerance": asdict(self.tolerance),
             "comparisons": self.rows(),
-            "beside_baseline": self.beside_baseline(),
+            "against_baseline": self.against_baseline(),
+            "beside_baseline": self.against_baseline(),  # the name of older releases, kept for one more
             "overall": [{"output": name, "passed": c.passed, **c.figures()} for name, c in self.overall().items()],
             "notes": self.notes,
             "warnings": self.warnings,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.documents.engine_facts import EngineFacts
+from ...core.documents.engine_sidecar import EngineSidecar
 from ...core.documents.sidecar import Sidecar
 from ...core.documents.window_view import WindowView
 from ...core.dtypes import SHORT_NAME
@@ -22,8 +22,8 @@ from ...core.errors import UsageError
 from ...core.tensors import SEQUENCE, SEQUENCE_AXES, TensorSpec
 from ...core.tolerance import TOLERANCES, coarsest
 from ...onnx_graph import block_weights
-from ...onnx_graph.facts import inspect_onnx
 from ...onnx_graph.onnx_file import OnnxFile
+from ...onnx_graph.summary import inspect_onnx
 from ..backends import registry
 from ..backends.backend import AUTO
 from ..inputs.vocabulary import rows_of_table, vocabulary
@@ -114,7 +114,7 @@ class FileRunner(Runner):
     Args:
         session: the file, opened.
         file: the same file, for its name and for properties that are not in the sidecar.
-        facts: step entries of its sidecar; None if there are none.
+        sidecar: its sidecar; None if there is none.
 
     Attributes:
         sidecar: the sidecar of the file, or of the ONNX file that it was built from.
@@ -131,12 +131,12 @@ class FileRunner(Runner):
         self,
         session: Session | StepSession,
         file: Path | OnnxFile = NO_FILE,
-        facts: Sidecar | EngineFacts | None = None,
+        sidecar: Sidecar | EngineSidecar | None = None,
     ) -> None:
         self.file, self.path = file, Path(file)
         self.name = self.path.name
-        self.engine = facts if isinstance(facts, EngineFacts) else None
-        self.sidecar = facts.model if isinstance(facts, EngineFacts) else facts
+        self.engine = sidecar if isinstance(sidecar, EngineSidecar) else None
+        self.sidecar = sidecar.model if isinstance(sidecar, EngineSidecar) else sidecar
         self.backend, self.provider, self.plugin = session.backend, session.provider, session.plugin
         self.notes = list(session.notes)
         self.batch = None if self.sidecar is None else self.sidecar.batch
@@ -178,9 +178,9 @@ class FileRunner(Runner):
             return coarsest(stated.values())
         if self.engine is not None:
             return self.dtype
-        facts = inspect_onnx(self.file)
-        stored = [_WEIGHTS[name] for name in facts.weight_bytes if name in _WEIGHTS]
-        if f"{block_weights.DOMAIN}::{block_weights.OP_TYPE}" in facts.nodes:  # it has pairs of numbers in bytes
+        summary = inspect_onnx(self.file)
+        stored = [_WEIGHTS[name] for name in summary.weight_bytes if name in _WEIGHTS]
+        if f"{block_weights.DOMAIN}::{block_weights.OP_TYPE}" in summary.nodes:  # it has pairs of numbers in bytes
             stored.append("int4")
         return coarsest([self.dtype, *stored])
 
@@ -214,11 +214,11 @@ class SessionRunner(FileRunner):
         self,
         session: Session,
         file: Path | OnnxFile = NO_FILE,
-        facts: Sidecar | EngineFacts | None = None,
+        sidecar: Sidecar | EngineSidecar | None = None,
         *,
         rests: bool = False,
     ) -> None:
-        super().__init__(session, file, facts)
+        super().__init__(session, file, sidecar)
         self.session, self.inputs, self.signature, self._rests = session, session.inputs, session.inputs, rests
 
     @property
@@ -259,7 +259,7 @@ class StepRunner(FileRunner):
     Args:
         session: the file, opened.
         file: as of `FileRunner`.
-        facts: as of `FileRunner`.
+        sidecar: as of `FileRunner`.
         singles: feed the longest chunks first, and at least this many positions in the file's own calls after them;
             None uses the file's own calls only.
 
@@ -271,23 +271,23 @@ class StepRunner(FileRunner):
         self,
         session: StepSession,
         file: Path | OnnxFile = NO_FILE,
-        facts: Sidecar | EngineFacts | None = None,
+        sidecar: Sidecar | EngineSidecar | None = None,
         *,
         singles: int | None = None,
     ) -> None:
-        super().__init__(session, file, facts)
-        self.session, self.facts, self._singles = session, session.facts, singles
+        super().__init__(session, file, sidecar)
+        self.session, self.record, self._singles = session, session.record, singles
         self.mode = "" if singles is None else f", first {max(session.chunks)} per call"
         ranks = {spec.name: len(spec.shape) for spec in session.inputs}
-        if self.facts.sequence_axis >= ranks.get(self.facts.token_input, 0):
+        if self.record.sequence_axis >= ranks.get(self.record.token_input, 0):
             raise UsageError(
                 f"{self.path} is not the file that its sidecar describes.",
-                why=f"It has no input {self.facts.token_input!r} with an axis {self.facts.sequence_axis}.",
+                why=f"It has no input {self.record.token_input!r} with an axis {self.record.sequence_axis}.",
                 fix="Export the model again, or copy both files together.",
             )
         self.inputs = [session.resized(spec, SEQUENCE) for spec in session.inputs]
-        caches = [TensorSpec(cache.input, cache.dtype, tuple(cache.shape)) for cache in self.facts.caches]
-        self.signature = [*session.inputs, TensorSpec(self.facts.position_input, "int64", (1,)), *caches]
+        caches = [TensorSpec(cache.input, cache.dtype, tuple(cache.shape)) for cache in self.record.caches]
+        self.signature = [*session.inputs, TensorSpec(self.record.position_input, "int64", (1,)), *caches]
         if session.missing_prefill is not None:
             self.notes.append(f"{session.missing_prefill} is missing in the folder of {self.name} and is not compared")
 
@@ -301,8 +301,8 @@ class StepRunner(FileRunner):
     @property
     def slots(self) -> int:
         """Positions that its caches hold: the length of the longest."""
-        axis = 0 if self.facts.sequence_axis == 0 else -2
-        return max((cache.shape[axis] for cache in self.facts.caches if len(cache.shape) > 1), default=1)
+        axis = 0 if self.record.sequence_axis == 0 else -2
+        return max((cache.shape[axis] for cache in self.record.caches if len(cache.shape) > 1), default=1)
 
     @property
     def window(self) -> int:
@@ -312,33 +312,33 @@ class StepRunner(FileRunner):
 
     def modes(self) -> Sequence[FileRunner]:
         """Return the file in its own calls and, with a prefill file, in chunks followed by single tokens."""
-        if max(self.session.chunks) == self.facts.chunk:
+        if max(self.session.chunks) == self.record.chunk:
             return [self]
         return [self, StepRunner(self.session, self.file, self.engine or self.sidecar, singles=0)]
 
     def run(self, inputs: Arrays) -> Arrays:
         """Feed the sequence call by call, and join the outputs."""
         self.session.reset()
-        largest = self.facts.chunk if self._singles is None else None
+        largest = self.record.chunk if self._singles is None else None
         calls = self.session.calls(cast_to(inputs, self.inputs), largest, self._singles or 0)
         # Copies: the next call writes into the same buffer.
         parts = [output.copy() for output in calls]
-        return {self.outputs[0]: np.concatenate(parts, axis=self.facts.sequence_axis)}
+        return {self.outputs[0]: np.concatenate(parts, axis=self.record.sequence_axis)}
 
     def refuses(self, inputs: Arrays) -> str | None:
         """Return why a length is not a whole number of calls; None if it is."""
-        length, chunk = inputs[self.facts.token_input].shape[self.facts.sequence_axis], self.facts.chunk
+        length, chunk = inputs[self.record.token_input].shape[self.record.sequence_axis], self.record.chunk
         return (
             f"it needs {chunk} positions per call, and {length} is not a multiple of that" if length % chunk else None
         )
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
         """Return the positions of one call and the most that the model has."""
-        return self.facts.chunk, self.facts.max_positions
+        return self.record.chunk, self.record.max_positions
 
     def sequence_axis(self, output: str) -> int | None:
         """Return the axis that the sidecar states."""
-        return self.facts.sequence_axis
+        return self.record.sequence_axis
 
 
 def open_runner(
@@ -361,26 +361,26 @@ def open_runner(
         rounds: round fp16 on the CPU as a GPU does, and watch how large values are, where onnxruntime runs the file.
 
     Raises:
-        UsageError: no such file, a suffix no backend runs, a file that is broken or not what its facts say, a provider
-            or a plugin that an engine does not run with.
+        UsageError: no such file, a suffix no backend runs, a file that is broken or not what its sidecar says, a
+            provider or a plugin that an engine does not run with.
         CheckFailed: its sidecar was changed.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     file = find_model(path)
     backend, _ = registry.choose(path, runtime)
-    facts = backend.facts(path)
-    sidecar = facts.model if isinstance(facts, EngineFacts) else facts
+    own = backend.sidecar(path)
+    sidecar = own.model if isinstance(own, EngineSidecar) else own
     if sidecar is None or sidecar.step is None:
         session_of_file = load(file, provider, plugin=plugin, verify=False, runtime=runtime)
-        runner = SessionRunner(session_of_file, file, facts)
+        runner = SessionRunner(session_of_file, file, own)
         rounding = backend.open_rounding(file, session_of_file, plugin) if rounds and runner.dtype == "fp16" else None
-        return runner if rounding is None else SessionRunner(rounding, file, facts)
+        return runner if rounding is None else SessionRunner(rounding, file, own)
     from ..generation.step_session import open_session
 
     session = open_session(file, sidecar, provider, None, plugin, runtime, prefill=prefill)
     if not prefill:
         session.missing_prefill = None
-    step = StepRunner(session, file, facts)
+    step = StepRunner(session, file, own)
     rounding = backend.open_rounding(file, session, plugin) if rounds and step.dtype == "fp16" else None
     if rounding is None:
         return step
@@ -388,11 +388,11 @@ def open_runner(
     from ..generation.step_session import find_prefill
 
     sessions = {sidecar.step.chunk: rounding}
-    companion = find_prefill(Path(file), sidecar) if prefill else None
-    if companion is not None:
-        opened = backend.open_rounding(companion[0], session, plugin)
+    found = find_prefill(Path(file), sidecar) if prefill else None
+    if found is not None:
+        opened = backend.open_rounding(found[0], session, plugin)
         assert opened is not None, "what rounds one file rounds the other"
-        sessions[companion[1].chunk] = opened
+        sessions[found[1].chunk] = opened
     arrays = ArrayStep(sidecar.step, sessions)
     arrays.missing_prefill, arrays.plugin = session.missing_prefill, session.plugin
-    return StepRunner(arrays, file, facts)
+    return StepRunner(arrays, file, own)

@@ -16,7 +16,7 @@ REFUSED = {
     "a name of the Hub": (["export", "nobody/gemma"], "hf download nobody/gemma --local-dir gemma"),
     "no token a call": (["export", "folder", "--mode", "step", "--chunk", "0"], "--chunk is 0."),
     "no position": (["export", "folder", "--mode", "step", "--max-length", "0"], "--max-length is 0."),
-    "a chunk of whole sequences": (["export", "folder", "--chunk", "8"], "--chunk goes with --mode step"),
+    "a chunk of whole sequences": (["export", "folder", "--chunk", "8"], "--chunk needs --mode step"),
     "a missing reference": (["parity", "model.onnx", "--against", "missing.pt"], "Cannot read missing.pt."),
     "nothing to bisect": (["bisect", "model.onnx", "--against", "missing.pt"], "Cannot read missing.pt."),
     "a plugin for none": (

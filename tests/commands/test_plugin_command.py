@@ -23,8 +23,8 @@ from localattn.core.storage.library_store import LibraryKind
 from localattn.plugins.kernel.spec import full_set
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library.build import up_to_date
-from localattn.plugins.library.facts import find_library, host_arch
 from localattn.plugins.library.selection import default_targets, needed_by
+from localattn.plugins.library.sidecar import find_library, host_arch
 from localattn.plugins.library.tensorrt_provider import rewrite_for_provider
 from localattn.runtime import load
 from localattn.runtime.backends.onnxruntime.session import open_bytes
@@ -62,10 +62,10 @@ def test_from_model_to_library_and_back(localattn: Call, model: Path, own_cache:
     pytest.importorskip("triton", reason="triton compiles the kernels")
     built = localattn("plugin", "build", model, "--target", "8.6", "--format", "json")
     assert built.code == 0, built.err
-    facts = json.loads(built.out)
-    path = Path(facts["path"])
+    sidecar = json.loads(built.out)
+    path = Path(sidecar["path"])
     assert path.is_relative_to(own_cache) and path.is_file()
-    [kernel] = facts["kernels"]
+    [kernel] = sidecar["kernels"]
     assert (kernel["op_type"], kernel["dtype"], kernel["head_dim"]) == ("WindowedAttentionMask", "fp16", 32)
     assert (kernel["machine_code"], kernel["ptx"]) == (["sm_86"], ["sm_86"])
 
@@ -75,10 +75,10 @@ def test_from_model_to_library_and_back(localattn: Call, model: Path, own_cache:
     assert up_to_date(path, needed_by(model), default_targets(host_arch()), host_arch()) is None
 
     assert localattn("plugin", "path").out == f"{path}\n"
-    assert json.loads(localattn("plugin", "path", "--format", "json").out)["sha256"] == facts["sha256"]
+    assert json.loads(localattn("plugin", "path", "--format", "json").out)["sha256"] == sidecar["sha256"]
     listed = localattn("plugin", "list")
     assert str(path) in listed.out and "WindowedAttentionMask" in listed.out and "sm_86" in listed.out
-    assert json.loads(localattn("plugin", "list", "--format", "json").out) == [facts]
+    assert json.loads(localattn("plugin", "list", "--format", "json").out) == [sidecar]
 
     # A file at a path that the user chose is kept without --force.
     output = tmp_path / "mine.so"
@@ -250,7 +250,10 @@ def test_rewrite_keeps_what_no_kernel_computes(
     proto.graph.output[1].name = "second"
     onnx.save(proto, str(both))
     shown = localattn("plugin", "rewrite", both, "-o", output)
-    assert shown.code == 0 and "kept    too_small as an ONNX function: no kernel computes it: its xpos base is 0.5" in shown.out
+    assert (
+        shown.code == 0
+        and "kept    too_small as an ONNX function: no kernel computes it: its xpos base is 0.5" in shown.out
+    )
     after = onnx.load(str(output))
     assert [node.name for node in after.graph.node if node.domain] == ["served"] and not after.functions
 

@@ -32,12 +32,12 @@ g (int64[1, 3] tokens, float[1, 3, 2] x) => (float[1, 3, 2] y, float[1, 3, 2] ba
 def model(tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(onnx.parser.parse_model(MODEL), path)
-    facts = {
+    sidecar = {
         "class": "local_attention.LocalTransformer", "kwargs": {"num_tokens": 4}, "inputs": [],
         "outputs": [], "seq_len": 3, "batch": 1, "dtype": "fp32", "opset": 20, "function_body": True,
         "checkpoint_sha256": "", "checkpoint_name": "", "model_sha256": "", "created": "",
     }  # fmt: skip
-    sidecar_path(path).write_text(Sidecar.model_validate(facts).to_json())
+    sidecar_path(path).write_text(Sidecar.model_validate(sidecar).to_json())
     return path
 
 

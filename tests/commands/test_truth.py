@@ -88,7 +88,7 @@ def test_convert_and_bundle(exported: Path, tmp_path: Path, localattn: Command) 
 def test_step_files(tiny: Path, localattn: Command) -> None:
     ended = localattn("export", tiny, "--mode", "step", "--checks", "quick", "--format", "json")
     agrees(ended, True)
-    assert json.loads(ended.out)["companion"]["passed"] is True
+    assert json.loads(ended.out)["prefill"]["passed"] is True
 
 
 def test_demo_says_what_its_export_says(tmp_path: Path, localattn: Command) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 
-from localattn.core.documents.engine_facts import read_engine_facts
+from localattn.core.documents.engine_sidecar import read_engine_sidecar
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.storage.files import MARK, sha256, work_folder
@@ -74,14 +74,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def judge_model(path: Path, checkpoints: list[Path]) -> None:
-    """The file, its weights and its facts are those of one export, and it runs."""
+    """The file, its weights and its sidecar are those of one export, and it runs."""
     check_unchanged(path)
-    facts = read_sidecar(path)
-    assert facts is not None
-    assert facts.checkpoint_sha256 in {sha256(checkpoint) for checkpoint in checkpoints}
-    assert facts.external_data is not None and path.with_name(facts.external_data).is_file()
-    tokens = np.zeros((1, facts.seq_len), np.int64)
-    assert load(path, "cpu", 1).run({"tokens": tokens})["logits"].shape == (1, facts.seq_len, 23)
+    sidecar = read_sidecar(path)
+    assert sidecar is not None
+    assert sidecar.checkpoint_sha256 in {sha256(checkpoint) for checkpoint in checkpoints}
+    assert sidecar.external_data is not None and path.with_name(sidecar.external_data).is_file()
+    tokens = np.zeros((1, sidecar.seq_len), np.int64)
+    assert load(path, "cpu", 1).run({"tokens": tokens})["logits"].shape == (1, sidecar.seq_len, 23)
 
 
 def judge_steps(path: Path, checkpoints: list[Path]) -> None:
@@ -98,9 +98,9 @@ def judge_bundle(path: Path, checkpoints: list[Path]) -> None:
 
 def judge_engine(path: Path, checkpoints: list[Path]) -> None:
     check_unchanged(path)
-    facts = read_engine_facts(path)
-    assert facts.engine_sha256 == sha256(path)
-    assert facts.onnx_sha256 in {sha256(checkpoint.with_name("model.onnx")) for checkpoint in checkpoints}
+    sidecar = read_engine_sidecar(path)
+    assert sidecar.engine_sha256 == sha256(path)
+    assert sidecar.onnx_sha256 in {sha256(checkpoint.with_name("model.onnx")) for checkpoint in checkpoints}
 
 
 # For each task: the file it writes, whether it reads the exported model, and how the result is judged.
@@ -114,7 +114,7 @@ KINDS: dict[str, tuple[str, bool, Callable[[Path, list[Path]], None]]] = {
 
 
 def raw_is_whole(path: Path) -> None:
-    """What a reader that knows nothing of localattn sees: a whole model beside its weights, whatever its facts are."""
+    """What a reader sees that knows nothing of localattn: a whole model and its weights, whatever its sidecar says."""
     if path.suffix == ".onnx":
         model = onnx.load(path)  # with its external data
         onnx.checker.check_model(model)

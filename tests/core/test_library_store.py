@@ -20,7 +20,7 @@ from localattn.core.storage.library_store import (
     LibraryKind,
     candidates,
     keep,
-    read_facts,
+    read_library_sidecar,
 )
 
 _OPEN = Path("/proc/self/fd")
@@ -38,8 +38,8 @@ def entered(kind: LibraryKind, folder: Path) -> Path:
     """A file in place of a library that was just built, entered into the index."""
     path = folder / kind.file_name
     path.write_bytes(b"library")
-    facts = {"format": kind.format, "arch": "x86_64", "sha256": "", "fingerprint": ""}
-    assert keep(kind, path, facts)
+    sidecar = {"format": kind.format, "arch": "x86_64", "sha256": "", "fingerprint": ""}
+    assert keep(kind, path, sidecar)
     return path
 
 
@@ -80,10 +80,10 @@ def test_entries_that_nobody_wrote_are_left_out(entry: object, cache: Path) -> N
 def test_facts_that_are_there_and_cannot_be_read_are_not_called_missing(tmp_path: Path) -> None:
     library = tmp_path / CPU_KERNELS.file_name
     with pytest.raises(UsageError, match=r"\.so\.json is missing\."):
-        read_facts(CPU_KERNELS, library)
+        read_library_sidecar(CPU_KERNELS, library)
     library.with_name(f"{library.name}.json").mkdir()
     with pytest.raises(UsageError, match=r"\.so\.json cannot be read\.\nIs a directory\."):
-        read_facts(CPU_KERNELS, library)
+        read_library_sidecar(CPU_KERNELS, library)
 
 
 @pytest.mark.skipif(not _OPEN.exists(), reason="Linux lists the open files of a process")

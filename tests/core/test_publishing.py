@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from localattn.core.documents.engine_facts import read_engine_facts
+from localattn.core.documents.engine_sidecar import read_engine_sidecar
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, LocalAttnError, UsageError
 from localattn.core.storage.file_kinds import ENGINE, LIBRARY, NPZ, ONNX
 from localattn.core.storage.files import MARK, publish, sha256
-from localattn.core.storage.library_store import CPU_KERNELS, kind_of, read_facts
+from localattn.core.storage.library_store import CPU_KERNELS, kind_of, read_library_sidecar
 from localattn.core.storage.outputs import Output, writing
 from localattn.core.storage.publishing import check_unchanged, publish_together, sealed, sidecar_path
-from localattn.onnx_graph.facts import inspect_onnx
+from localattn.onnx_graph.summary import inspect_onnx
 from localattn.runtime.generation.step_session import open_step
 from localattn.runtime.parity.runner import open_runner
 from localattn.runtime.session import load
@@ -33,10 +33,10 @@ READERS: dict[str, Callable[[Path], object]] = {
     "inspect": inspect_onnx,
     "step session": lambda path: open_step(path, "cpu", 1),
     "parity": lambda path: open_runner(path, "cpu", "none"),
-    "engine facts": read_engine_facts,
+    "engine sidecar": read_engine_sidecar,
     "sidecar": read_sidecar,
     "check_unchanged": check_unchanged,
-    "library facts": lambda path: read_facts(CPU_KERNELS, path),
+    "library sidecar": lambda path: read_library_sidecar(CPU_KERNELS, path),
     "library kind": kind_of,
 }
 
@@ -80,16 +80,18 @@ def left(folder: Path, main: Path) -> None:
 
 
 def write(main: Path, content: bytes = MODEL, overwrite: bool = True) -> None:
-    """Write a model, weights and facts, all of one content."""
+    """Write a model, weights and a sidecar, all of one content."""
     with writing(Output(main, ONNX), overwrite=overwrite) as work:
         files = {}
         for name, bytes_ in ((f"{main.name}.data", content), (main.name, content)):
             (work / name).write_bytes(bytes_)
         data = f"{main.name}.{sha256(work / f'{main.name}.data')[:12]}.data"
-        facts = work / "facts"
-        facts.write_text(sealed(json.dumps({"format": "localattn-sidecar", "model_sha256": sha256(work / main.name)})))
+        sidecar = work / "sidecar"
+        sidecar.write_text(
+            sealed(json.dumps({"format": "localattn-sidecar", "model_sha256": sha256(work / main.name)}))
+        )
         files[work / f"{main.name}.data"] = main.with_name(data)
-        files[facts] = sidecar_path(main)
+        files[sidecar] = sidecar_path(main)
         files[work / main.name] = main
         publish_together(files, work)
 
@@ -292,7 +294,7 @@ def test_the_next_write_of_that_file_finishes_it(moved: int, tmp_path: Path) -> 
         (batch_of(main) / name).replace(tmp_path / name)
 
     before = tree(tmp_path)
-    if moved == 2:  # the newer model beside the older facts
+    if moved == 2:  # the newer model beside the older sidecar
         with pytest.raises(CheckFailed, match="was interrupted") as raised:
             check_unchanged(main)
         assert "x.onnx.json is still the old one" in raised.value.why and "`overwrite=True`" in raised.value.fix

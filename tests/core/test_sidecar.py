@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from localattn.core.documents.engine_facts import read_engine_facts
-from localattn.core.documents.sidecar import CheckRecord, Sidecar, WindowFacts, read_sidecar, sidecar_path
+from localattn.core.documents.engine_sidecar import read_engine_sidecar
+from localattn.core.documents.sidecar import CheckRecord, Sidecar, WindowRecord, read_sidecar, sidecar_path
 from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
 
 
 def sidecar(**changes) -> Sidecar:
-    facts = {
+    sidecar = {
         "class_name": "local_attention.LocalTransformer",
         "kwargs": {"num_tokens": 16, "dim": 32, "causal": True, "scale": None},
         "inputs": [TensorSpec("tokens", "int64", (1, 64))],
@@ -23,7 +23,7 @@ def sidecar(**changes) -> Sidecar:
         "dtype": "fp32",
         "opset": 20,
         "windows": [
-            WindowFacts(
+            WindowRecord(
                 name="layers.0", op_type="WindowedAttention", window_size=8, look_backward=1,
                 look_forward=0, causal=True, exact_windowsize=False,
             )
@@ -35,7 +35,7 @@ def sidecar(**changes) -> Sidecar:
         "created": "2026-01-01T00:00:00+00:00",
         "checks": [CheckRecord(name="parity", status="passed", figures={"max_abs": 1e-6, "worst": "[0]"})],
     }  # fmt: skip
-    return Sidecar(**{**facts, **changes})
+    return Sidecar(**{**sidecar, **changes})
 
 
 def written(folder, text: str):
@@ -109,7 +109,7 @@ def test_a_sidecar_that_is_no_text_file(tmp_path):
     sidecar_path(model).mkdir()
     with pytest.raises(UsageError, match="folder"):
         read_sidecar(model)
-    for name, read in (("big.onnx", read_sidecar), ("big.engine", read_engine_facts)):
+    for name, read in (("big.onnx", read_sidecar), ("big.engine", read_engine_sidecar)):
         with sidecar_path(tmp_path / name).open("wb") as stream:
             stream.truncate(1 << 30)
         with pytest.raises(UsageError, match="larger"):

@@ -17,9 +17,9 @@ from localattn.exporter.bisect.bisect import run_bisect
 from localattn.exporter.bisect.marked import fix
 from localattn.exporter.bisect.request import BisectReport, BisectRequest
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
+from localattn.runtime.backends.engines import BuildRequest
 from localattn.runtime.backends.tensorrt.builder.build import build_engine
-from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
 
 from ..conftest import TINY, Finished, save_upstream

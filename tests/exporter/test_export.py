@@ -19,12 +19,12 @@ from localattn.core.tolerance import Tolerance
 from localattn.exporter.artifact import publish
 from localattn.exporter.checks.judged import Judged
 from localattn.exporter.checks.parity import check_parity
-from localattn.exporter.checks.quadratic_memory import Taken, check_quadratic_memory
+from localattn.exporter.checks.quadratic_memory import SizesInUse, check_quadratic_memory
 from localattn.exporter.checks.sweep import check_dynamic_memory
 from localattn.exporter.checks.window import check_window
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.lowering import attention_function, functions, trace
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.backends.onnxruntime.session import open_bytes
 from localattn.runtime.text_inputs.tokens import open_tokens
@@ -237,7 +237,7 @@ def test_the_memory_check_finds_a_square_tensor(tiny: Path) -> None:
 
     shapes: dict[str, tuple[int, ...]] = {"logits": (1, 53, 256)}
 
-    def retrace(taken: Taken) -> tuple[set[int], dict[str, tuple[int, ...]]]:
+    def retrace(taken: SizesInUse) -> tuple[set[int], dict[str, tuple[int, ...]]]:
         assert 64 in taken[1] <= taken[0] and 53 not in taken[0]
         return {53, 56}, shapes
 

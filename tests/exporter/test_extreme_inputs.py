@@ -11,7 +11,7 @@ from local_attention import LocalMHA
 
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime import load
 
 from ..conftest import save_upstream

@@ -92,9 +92,9 @@ def test_a_wrong_argument_fails(made: Path, tmp_path: Path, argument: str, mode:
 
 def test_the_right_ones_pass_and_stand_first(made: Path) -> None:
     for name in ("model.onnx", "step.onnx", "step.prefill.onnx"):
-        facts = json.loads((made / f"{name}.json").read_text())
-        assert facts["checks"][0]["name"] == "golden outputs" and facts["checks"][0]["status"] == "passed"
-        assert "2 sample(s)" in facts["checks"][0]["detail"] and facts["unproven"] == []
+        sidecar = json.loads((made / f"{name}.json").read_text())
+        assert sidecar["checks"][0]["name"] == "golden outputs" and sidecar["checks"][0]["status"] == "passed"
+        assert "2 sample(s)" in sidecar["checks"][0]["detail"] and sidecar["unproven"] == []
         report = parity(made / name, made / "model.pt", config=made / "right.json")
         assert report.passed and report.warnings == []  # its export has proven it
 

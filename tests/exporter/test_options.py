@@ -64,13 +64,13 @@ def test_old_names_are_taken_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_sidecars_of_older_releases_have_todays_names() -> None:
-    facts: dict[str, Any] = {
+    sidecar: dict[str, Any] = {
         **{"class": "x.Y", "kwargs": {}, "inputs": [], "outputs": [], "seq_len": 1, "batch": 1, "dtype": "fp32"},
         **{"opset": 20, "function_body": True, "checkpoint_sha256": "", "checkpoint_name": "", "model_sha256": ""},
         **{"created": "", "options": {"weights": "int8", "attention": "fp8", "causal": True, "entry": "ema"}},
     }
     today = {"weight_dtype": "int8", "attention_dtype": "fp8", "causal": True, "entry": "ema"}
-    assert Sidecar(**facts).options == today
+    assert Sidecar(**sidecar).options == today
     chosen = ExportOptions(weight_dtype="int8", attention_dtype="fp8", causal=True, entry="ema", opset=21)
     assert recorded(chosen) == today and recorded(ExportOptions()) == {}
 
@@ -90,11 +90,11 @@ def test_a_request_has_every_option() -> None:
         ({"mode": "steps"}, "Unknown mode"),
         ({"dtype": "float16"}, "Unknown dtype"),
         ({"checks": "few"}, "Unknown checks"),
-        ({"max_seq_len": 8}, "goes with `dynamic="),
-        ({"chunk": 4}, "goes with `mode='step'`"),
-        ({"max_length": 4}, "goes with `mode='step'`"),
-        ({"mode": "step", "position_ids": True}, "`position_ids=True` does not go with `mode='step'`"),
-        ({"mode": "prefill", "attention_dtype": "fp8"}, "does not go with `mode='prefill'`"),
+        ({"max_seq_len": 8}, "needs `dynamic="),
+        ({"chunk": 4}, "needs `mode='step'`"),
+        ({"max_length": 4}, "needs `mode='step'`"),
+        ({"mode": "step", "position_ids": True}, "`position_ids=True` cannot be combined with `mode='step'`"),
+        ({"mode": "prefill", "attention_dtype": "fp8"}, "cannot be combined with `mode='prefill'`"),
         ({"mode": "step", "chunk": 0}, "`chunk` is 0"),
         ({"mode": "step", "max_length": 0}, "`max_length` is 0"),
     ],

@@ -13,7 +13,7 @@ import pytest
 
 from localattn.core.documents.sidecar import sidecar_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 
 from ..conftest import Finished, save_upstream
 from ..support.models.parity_folder import open_and_steps

@@ -21,7 +21,7 @@ from localattn.core.nodes.attention import DOMAIN
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.export import ExportRequest, export, open_request
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.backends.onnxruntime.session import EMULATED
 

@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from localattn.core.documents.sidecar import read_sidecar
-from localattn.core.documents.step_facts import StepFacts
+from localattn.core.documents.step_record import StepRecord
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepVariant, ring_slots
-from localattn.exporter.artifact.publish import companion_path
+from localattn.exporter.artifact.publish import prefill_output
 from localattn.exporter.export import ExportReport, ExportRequest
 from localattn.exporter.jobs.steps import open_steps
 from localattn.exporter.lowering import step_function
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime import load
 
 from ..conftest import TINY, Finished, save_upstream
@@ -46,12 +46,12 @@ def steps(checkpoint: Path, chunk: int | None = None, mode: str = "step", **opti
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> list[ExportReport]:
-    """A step file with its companion, of a model whose weights are larger than its graph."""
+    """A step file with its prefill, of a model whose weights are larger than its graph."""
     folder = tmp_path_factory.mktemp("written")
     return steps(save_upstream(folder, TRANSFORMER, TINY | {"dim": 64, "num_tokens": 256}), 8)
 
 
-def facts_of(report: ExportReport) -> StepFacts:
+def record_of(report: ExportReport) -> StepRecord:
     assert report.sidecar.step is not None
     return report.sidecar.step
 
@@ -95,10 +95,10 @@ def test_every_class_passes_its_checks(
         session = load(report.path, provider="cpu")
         assert session.inputs == report.sidecar.inputs
         assert session.outputs == report.sidecar.outputs
-    assert (facts_of(step).mode, facts_of(step).chunk, facts_of(step).in_place) == ("step", 1, True)
-    assert (facts_of(prefill).mode, facts_of(prefill).chunk, facts_of(prefill).in_place) == ("prefill", 6, False)
-    assert facts_of(step).prefill == "m_step.prefill.onnx"
-    assert facts_of(step).caches == facts_of(prefill).caches
+    assert (record_of(step).mode, record_of(step).chunk, record_of(step).in_place) == ("step", 1, True)
+    assert (record_of(prefill).mode, record_of(prefill).chunk, record_of(prefill).in_place) == ("prefill", 6, False)
+    assert record_of(step).prefill == "m_step.prefill.onnx"
+    assert record_of(step).caches == record_of(prefill).caches
     window = step.sidecar.windows[0]
     assert window.op_type in STEP_VARIANT_BY_OP_TYPE
     geometry = {"LocalTransformer": "local_attn_window_size"}.get(class_name.split(".")[1], "window_size")
@@ -111,15 +111,15 @@ def test_the_ring_holds_the_visible_keys_and_no_more(tmp_path: Path) -> None:
         folder = tmp_path / str(exact)
         folder.mkdir()
         step, *_ = steps(save_upstream(folder, "local_attention.LocalMHA", kwargs), 1)
-        assert [x.shape for x in facts_of(step).caches] == [[1, 2, slots, 8]] * 2
+        assert [x.shape for x in record_of(step).caches] == [[1, 2, slots, 8]] * 2
 
 
 def test_aft_local(tmp_path: Path) -> None:
     checkpoint = save_aft(tmp_path)
     step, prefill = steps(checkpoint, shapes=ShapeRequest(batch=2, causal=True))
     assert [check.status for check in (*step.sidecar.checks, *prefill.sidecar.checks)] == ["passed"] * 8
-    assert facts_of(step).max_positions == 16 and facts_of(step).sequence_axis == 0
-    assert [x.shape for x in facts_of(step).caches] == [[3, 2, 6], [3, 2, 6], [3, 2, 6]]
+    assert record_of(step).max_positions == 16 and record_of(step).sequence_axis == 0
+    assert [x.shape for x in record_of(step).caches] == [[3, 2, 6], [3, 2, 6], [3, 2, 6]]
 
 
 def test_weights_are_stored_once(written: list[ExportReport]) -> None:
@@ -140,25 +140,25 @@ def test_weights_are_stored_once(written: list[ExportReport]) -> None:
 def test_a_single_file_holds_its_weights(tiny: Path) -> None:
     (prefill,) = steps(tiny, 5, mode="prefill")
     assert prefill.sidecar.external_data is None
-    assert (facts_of(prefill).mode, facts_of(prefill).chunk) == ("prefill", 5)
-    assert not companion_path(prefill.path).exists()
+    assert (record_of(prefill).mode, record_of(prefill).chunk) == ("prefill", 5)
+    assert not prefill_output(prefill.path).exists()
 
 
 def token_by_token(report: ExportReport, data: dict[str, NDArray[Any]], *, in_place: bool) -> NDArray[np.float32]:
     """Outputs of a step file; `in_place` each cache is one buffer, read and written."""
     ort = pytest.importorskip("onnxruntime")
     session = ort.InferenceSession(str(report.path), providers=["CPUExecutionProvider"])
-    facts, binding = facts_of(report), session.io_binding()
-    axis = facts.sequence_axis
-    held = {x.input: ort.OrtValue.ortvalue_from_numpy(np.full(x.shape, x.fill, x.dtype)) for x in facts.caches}
+    record, binding = record_of(report), session.io_binding()
+    axis = record.sequence_axis
+    held = {x.input: ort.OrtValue.ortvalue_from_numpy(np.full(x.shape, x.fill, x.dtype)) for x in record.caches}
     outputs = []
     for position in range(next(iter(data.values())).shape[axis]):
         for name, x in data.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(np.take(x, [position], axis)))
-        binding.bind_cpu_input(facts.position_input, np.array([position]))
-        binding.bind_output(facts.logits_output)
+        binding.bind_cpu_input(record.position_input, np.array([position]))
+        binding.bind_output(record.logits_output)
         following = {}
-        for cache in facts.caches:
+        for cache in record.caches:
             other = np.full(cache.shape, np.nan, cache.dtype)
             following[cache.input] = held[cache.input] if in_place else ort.OrtValue.ortvalue_from_numpy(other)
             binding.bind_ortvalue_input(cache.input, held[cache.input])
@@ -180,15 +180,15 @@ def test_caches_may_be_updated_in_place(tmp_path: Path, kind: str) -> None:
         step, *_ = steps(save_upstream(tmp_path, TRANSFORMER, TINY | options), 1)
         data = {"tokens": rng.integers(0, 23, (1, 40))}
     expected = token_by_token(step, data, in_place=False)
-    assert expected.shape[facts_of(step).sequence_axis] == (16 if kind == "aft" else 40)
+    assert expected.shape[record_of(step).sequence_axis] == (16 if kind == "aft" else 40)
     np.testing.assert_array_equal(token_by_token(step, data, in_place=True), expected)
 
 
 def test_positions_past_the_learned_ones_are_an_error(written: list[ExportReport]) -> None:
     step = written[0]
-    facts = facts_of(step)
-    assert facts.max_positions == 64
-    held = {x.input: np.full(x.shape, x.fill, x.dtype) for x in facts.caches}
+    record = record_of(step)
+    assert record.max_positions == 64
+    held = {x.input: np.full(x.shape, x.fill, x.dtype) for x in record.caches}
     session = load(step.path, provider="cpu")
     session.run({"tokens": np.zeros((1, 1), np.int64), "position": np.array([63]), **held})
     with pytest.raises(UsageError):
@@ -204,15 +204,15 @@ def test_far_positions_are_as_exact_as_near_ones(tmp_path: Path, first: int) -> 
     single = next(iter(files.values()))
     x = np.random.default_rng(0).standard_normal((1, 48, 16)).astype(np.float32)
     expected = single.source.at(ShapeRequest(48)).reference({"x": x})["out"]
-    held: Any = {cache.input: np.zeros(cache.shape, cache.dtype) for cache in facts_of(step).caches}
+    held: Any = {cache.input: np.zeros(cache.shape, cache.dtype) for cache in record_of(step).caches}
     sessions = {1: load(step.path, provider="cpu"), 8: load(prefill.path, provider="cpu")}
     outputs = []
     for start, size in [*((i, 8) for i in range(0, 24, 8)), *((i, 1) for i in range(24, 48))]:
         position = np.array([first + start])
         out = sessions[size].run({"x": x[:, start : start + size], "position": position, **held})
         outputs.append(out["out"])
-        held = {cache.input: out[cache.output] for cache in facts_of(step).caches}
-    settled = facts_of(step).caches[0].shape[2]
+        held = {cache.input: out[cache.output] for cache in record_of(step).caches}
+    settled = record_of(step).caches[0].shape[2]
     np.testing.assert_allclose(np.concatenate(outputs, axis=1)[:, settled:], expected[:, settled:], atol=1e-4)
 
 
@@ -323,8 +323,8 @@ def test_the_command(tiny: Path, localattn: Callable[..., Finished]) -> None:
     finished = localattn("export", tiny, "--mode", "step", "--chunk", 8, "--format", "json")
     document = json.loads(finished.out)
     assert finished.code == 0
-    assert document["step"]["prefill"] == Path(document["companion"]["model"]).name == "model_step.prefill.onnx"
-    assert document["companion"]["step"]["chunk"] == 8
+    assert document["step"]["prefill"] == Path(document["prefill"]["model"]).name == "model_step.prefill.onnx"
+    assert document["prefill"]["step"]["chunk"] == 8 and document["companion"] == document["prefill"]
     sidecar = read_sidecar(tiny.with_name("model_step.onnx"))
     assert sidecar is not None and sidecar.step is not None and sidecar.step.model_dump() == document["step"]
     again = localattn("export", tiny, "--mode", "step", "--chunk", 8)

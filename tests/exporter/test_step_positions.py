@@ -16,7 +16,7 @@ from localattn.core.errors import UsageError
 from localattn.core.limits import LARGEST_SIZE
 from localattn.exporter.export import ExportReport, ExportRequest, export
 from localattn.exporter.jobs.steps import open_steps
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.generation.step_session import open_step
 
@@ -56,8 +56,8 @@ def exported(
     asked = ExportRequest(checkpoint, checkpoint.with_name("m_step.onnx"), mode="step", chunk=CHUNK)
     _, files = open_steps(asked)
     report = export(asked)
-    assert report.companion is not None
-    return [report, report.companion], next(iter(files.values())).source
+    assert report.prefill is not None
+    return [report, report.prefill], next(iter(files.values())).source
 
 
 def reference(source: Any, first: int, data: Arrays) -> NDArray[np.float64]:
@@ -74,24 +74,24 @@ def reference(source: Any, first: int, data: Arrays) -> NDArray[np.float64]:
 def test_every_position_is_that_of_the_reference(exported: tuple[list[ExportReport], Any], open_file: Any) -> None:
     """Chunks and single tokens, from several positions on; the last ones cross the highest digit, and end all."""
     (step, prefill), source = exported
-    facts = step.sidecar.step
-    assert facts is not None
+    record = step.sidecar.step
+    assert record is not None
     runs = {1: open_file(step.path), CHUNK: open_file(prefill.path)}
     rng, endless = np.random.default_rng(0), source.args.num_tokens is None
     tokens = rng.standard_normal((1, LENGTH, 16)).astype(np.float32) if endless else rng.integers(0, 23, (1, LENGTH))
-    name = facts.token_input
+    name = record.token_input
     calls = [CHUNK] * (LENGTH // 2 // CHUNK) + [1] * (LENGTH // 2)
     for first in (0, 1000, 100_000, *((10**9, 59 * 2**24 - LENGTH // 2, LARGEST_SIZE - LENGTH) if endless else ())):
-        held = {cache.input: np.full(cache.shape, cache.fill, cache.dtype) for cache in facts.caches}
+        held = {cache.input: np.full(cache.shape, cache.fill, cache.dtype) for cache in record.caches}
         outputs, done = [], 0
         for size in calls:
             given = {name: tokens[:, done : done + size], "position": np.array([first + done])}
             out = runs[size]({**given, **held})
-            outputs.append(out[facts.logits_output].copy())
-            held = {cache.input: out[cache.output].copy() for cache in facts.caches}
+            outputs.append(out[record.logits_output].copy())
+            held = {cache.input: out[cache.output].copy() for cache in record.caches}
             done += size
         # Before, a ring that began in the middle still holds no keys where the window has some.
-        settled = 0 if first == 0 else 2 * facts.caches[0].shape[2]
+        settled = 0 if first == 0 else 2 * record.caches[0].shape[2]
         expected = reference(source, first, {name: tokens})
         got = np.concatenate(outputs, axis=1)
         np.testing.assert_allclose(got[:, settled:], expected[:, settled:], atol=1e-4, rtol=1e-4, err_msg=str(first))
@@ -119,12 +119,14 @@ def test_the_last_position_is_the_last(exported: tuple[list[ExportReport], Any])
     assert session.max_positions == last
     token = np.zeros((1, 1, 16), np.float32) if endless else np.zeros((1, 1), np.int64)
     session.position = last - 1
-    session.advance({session.facts.token_input: token})
-    with pytest.raises(UsageError, match="the largest number in 32 bits" if endless else "exported for 100048"):
-        session.advance({session.facts.token_input: token})
+    session.advance({session.record.token_input: token})
+    with pytest.raises(
+        UsageError, match="the largest number in 32 bits" if endless else "exported for 100048"
+    ):
+        session.advance({session.record.token_input: token})
     session.reset()
-    session.advance({session.facts.token_input: token})
-    held = {cache.input: np.zeros(cache.shape, cache.dtype) for cache in session.facts.caches}
+    session.advance({session.record.token_input: token})
+    held = {cache.input: np.zeros(cache.shape, cache.dtype) for cache in session.record.caches}
     position = np.array([2**31 + 2**24 if endless else last])
     with pytest.raises(UsageError, match="Gather"):
-        load(step.path, provider="cpu").run({session.facts.token_input: token, "position": position, **held})
+        load(step.path, provider="cpu").run({session.record.token_input: token, "position": position, **held})

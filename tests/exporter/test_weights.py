@@ -13,7 +13,7 @@ from localattn.core.tolerance import Tolerance
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.checks.parity import parity_record
 from localattn.exporter.jobs.module import export_module
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.parity.comparison import compare_arrays
 from localattn.runtime.parity.runner import Runner
 

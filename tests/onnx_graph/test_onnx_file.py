@@ -160,7 +160,7 @@ def test_an_altered_file_is_refused_by_its_one_reading(tmp_path: Path) -> None:
     file = OnnxFile.read(path)
     file.check_unchanged()
     onnx.save(adding(2), path)
-    file.check_unchanged()  # what was read is what the facts say, and is what would be opened
+    file.check_unchanged()  # what was read is what the sidecar says, and is what would be opened
     with pytest.raises(CheckFailed, match=r"m\.onnx is not the file"):
         load(path)
 

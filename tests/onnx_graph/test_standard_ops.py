@@ -19,8 +19,8 @@ from localattn.core.errors import CheckFailed, UsageError
 from localattn.exporter.jobs import convert as conversion
 from localattn.exporter.jobs.convert import to_standard_ops
 from localattn.exporter.options import FileOptions
-from localattn.onnx_graph.facts import inspect_onnx
 from localattn.onnx_graph.standard_ops import rewrite, scan_states
+from localattn.onnx_graph.summary import inspect_onnx
 from localattn.runtime import open_step
 
 from ..conftest import Finished
@@ -96,11 +96,11 @@ def test_a_step_file_takes_its_prefill_file_along_and_shares_weights(tmp_path: P
 def test_the_facts_say_so_and_keep_what_the_export_has_proven(tmp_path: Path) -> None:
     source = exported("full")
     (written,) = to_standard_ops(source, tmp_path / "plain.onnx")
-    facts, before = read_sidecar(tmp_path / "plain.onnx"), read_sidecar(source)
-    assert facts is not None and before is not None and written.sidecar is not None
-    assert facts.standard_ops and not before.standard_ops
-    assert facts.windows == before.windows
-    parity = next(check for check in facts.checks if check.name == "parity")
+    sidecar, before = read_sidecar(tmp_path / "plain.onnx"), read_sidecar(source)
+    assert sidecar is not None and before is not None and written.sidecar is not None
+    assert sidecar.standard_ops and not before.standard_ops
+    assert sidecar.windows == before.windows
+    parity = next(check for check in sidecar.checks if check.name == "parity")
     assert parity.detail.endswith(f"of {source.name}")
     assert inspect_onnx(tmp_path / "plain.onnx").sidecar_matches
 

@@ -191,6 +191,19 @@ def test_what_differs_between_runtimes_is_a_method_of_its_backend() -> None:
     assert {place for place in compared if "runtime/bundle/" not in place} == set()
 
 
+def test_what_is_for_engines_alone_is_imported_by_engines_alone() -> None:
+    """Everybody else asks the table of runtimes: who has no GPU may skip these folders."""
+    own = {("runtime", "backends", registry.ROWS[backend.name]) for backend in registry.builders()}
+    assert len(own) == 2
+    importers = {
+        f"{'.'.join(module)} imports {'.'.join(other)}"
+        for module, others in graph().items()
+        for other in others
+        if other[:3] in own and module[:3] not in own
+    }
+    assert importers == set()
+
+
 def test_imports_are_found_wherever_they_stand() -> None:
     source = (
         "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport localattn.core.errors\n"
@@ -229,7 +242,7 @@ def test_imports_are_found_wherever_they_stand() -> None:
         ("localattn.runtime.session", ("torch", "onnxruntime", "onnx", "pydantic")),
         ("localattn.runtime.inputs.arrays", ("torch", "onnxruntime")),
         ("localattn.runtime.parity.comparison", ("torch", "onnxruntime")),
-        ("localattn.onnx_graph.facts", ("torch", "onnxruntime")),
+        ("localattn.onnx_graph.summary", ("torch", "onnxruntime")),
         ("localattn.core.documents.sidecar", ("torch", "onnxruntime", "onnx")),
     ],
 )

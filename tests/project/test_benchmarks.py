@@ -223,7 +223,7 @@ def test_targets_judge_body_and_kernel_each() -> None:
 
 def test_tables_name_the_fastest_and_what_ours_lose() -> None:
     near, far = Cell("causal exact", 64, 1024, "fp32", False), Cell("non-causal", 256, 4096, "fp16", True)
-    result = run._setting() | machine.facts() | {"date": "2026-11-21", "targets": []}
+    result = run._setting() | machine.describe_machine() | {"date": "2026-11-21", "targets": []}
     result["cells"] = [row(near), row(far, node=3.0)]
     page = report.markdown(result)
     assert "| 64 | 1,024 |  | 1.00 | 1.60 | **1.20** |" in page
@@ -239,7 +239,7 @@ def test_the_figures_show_every_line(tmp_path: Path) -> None:
     from localattn.benchmarks.peers import plot
 
     assert set(plot._STYLE) == set(PEERS)
-    result = run._setting() | machine.facts() | {"cells": [row(cell) for cell in choose(["dtype=fp32"])]}
+    result = run._setting() | machine.describe_machine() | {"cells": [row(cell) for cell in choose(["dtype=fp32"])]}
     path = plot.draw(result, tmp_path / "peers.png")
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 50_000
 
@@ -390,7 +390,9 @@ def test_reasons_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> 
     sizes = [{"length": 1024, "candidates": {"ours": {"failed": reason}}}]
     tables.print_hugging_face({"model": "a model", "labels": {"ours": "localattn"}, "sizes": sizes})
     peers = (
-        run._setting() | machine.facts() | {"targets": [], "cells": [row(Cell("non-causal", 64, 1024, "fp32", False))]}
+        run._setting()
+        | machine.describe_machine()
+        | {"targets": [], "cells": [row(Cell("non-causal", 64, 1024, "fp32", False))]}
     )
     peers["cells"][0]["candidates"]["gqa"] = {"skipped": reason}
     report.print_peers(peers)

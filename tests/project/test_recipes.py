@@ -153,7 +153,7 @@ from localattn import export
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.models.toy import family as toy
 
 folder, answers = Path(sys.argv[1]), {}
@@ -238,7 +238,7 @@ def exports(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
     insert(tree / "exporter/options.py", r'    """What a file to write is asked to be."""', f"\n{field}")
     form = tree / "exporter/artifact/form.py"
     text = form.read_text()
-    form.write_text(text.replace("    windows = [_window_facts", f"{use}    windows = [_window_facts", 1))
+    form.write_text(text.replace("    windows = [_window_record", f"{use}    windows = [_window_record", 1))
     assert form.read_text() != text
     return answers_of(_DRIVER + _OPTION, tmp_path_factory.mktemp("exports"), tree)
 

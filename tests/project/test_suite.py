@@ -11,7 +11,7 @@ import pytest
 
 from ..support import run_folder
 from ..support.native import compiled_once
-from ..thinning import GRIDS
+from ..thinning import GRIDS, SLOW
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -31,11 +31,11 @@ assert (once("a thing", make) / "made").read_text() == "whole"
 """
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-def test_every_grid_is_there(grid: str) -> None:
-    file, _, function = grid.partition("::")
+@pytest.mark.parametrize("row", [*GRIDS, *sorted(SLOW)])
+def test_every_row_of_the_tables_is_there(row: str) -> None:
+    file, _, function = row.partition("::")
     assert f"def {function}(" in (TESTS / file).read_text(encoding="utf-8")
-    assert GRIDS[grid] > 1
+    assert GRIDS.get(row, 2) > 1
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from localattn.core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN
 from localattn.core.storage.publishing import sidecar_path
 from localattn.plugins.kernel.spec import full_set
 from localattn.plugins.kernel.targets import TARGETS
-from localattn.plugins.library.facts import companion_path
+from localattn.plugins.library.sidecar import companion_path
 from localattn.release import kernels, plugin_library
 from localattn.release.__main__ import build_pure
 from localattn.release.checks import Wrong, check_library, check_wheel
@@ -182,8 +182,8 @@ def test_a_released_wheel_runs_on_every_linux_of_ten_years(released: dict[Arch, 
     pytest.importorskip("auditwheel", reason="auditwheel checks wheels")
     assert check_wheel(released[arch]) == f"auditwheel: manylinux_2_17_{arch}"
     files = read(released[arch])
-    facts = json.loads(files[f"localattn/libraries/{arch}/{CPU_KERNELS.file_name}.json"])
-    assert facts["glibc"] == "2.17" or (arch == "x86_64" and facts["glibc"] == "2.16")
+    sidecar = json.loads(files[f"localattn/libraries/{arch}/{CPU_KERNELS.file_name}.json"])
+    assert sidecar["glibc"] == "2.17" or (arch == "x86_64" and sidecar["glibc"] == "2.16")
     licences = {name.split("/")[-1] for name in files if "/licenses/" in name}
     assert licences == {"LICENSE", "libcxx.txt", "libcxxabi.txt", "libunwind.txt", "zig-compiler-rt.txt"}
 

@@ -20,7 +20,7 @@ from localattn.core.extras import as_installed
 from localattn.core.storage.files import sha256
 from localattn.core.storage.publishing import SEAL
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.reports.documents import document_html, document_markdown
 from localattn.reports.figures import comparison_figure, cosine, figure
 
@@ -53,14 +53,14 @@ def faulty(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
         held[name].CopyFrom(numpy_helper.from_array(1.5 * numpy_helper.to_array(held[name]), name))
     path = tmp_path_factory.mktemp("faulty") / "faulty.onnx"
     onnx.save(document, path)
-    facts = json.loads(sidecar_path(pair[0]).read_text())
-    write_facts(path, {**facts, "model_sha256": sha256(path)})
+    sidecar = json.loads(sidecar_path(pair[0]).read_text())
+    write_sidecar(path, {**sidecar, "model_sha256": sha256(path)})
     return path
 
 
-def write_facts(model: Path, facts: dict[str, Any]) -> None:
-    """A sidecar as older releases wrote it, without the seal that would not fit changed facts."""
-    sidecar_path(model).write_text(json.dumps({name: value for name, value in facts.items() if name != SEAL}))
+def write_sidecar(model: Path, sidecar: dict[str, Any]) -> None:
+    """A sidecar as older releases wrote it, without the seal that would not fit changed entries."""
+    sidecar_path(model).write_text(json.dumps({name: value for name, value in sidecar.items() if name != SEAL}))
 
 
 class Cells(HTMLParser):
@@ -304,7 +304,7 @@ def test_a_page_goes_to_its_file_whole_or_not_at_all(
     assert before.endswith(b"</html>\n") or before.endswith(b"</html>")
     again = localattn("inspect", pair[0], "-o", path)
     assert again.code == 2 and "--force" in again.err and path.read_bytes() == before
-    assert localattn("inspect", pair[0], "-o", tmp_path / "facts.txt").code == 2
+    assert localattn("inspect", pair[0], "-o", tmp_path / "sidecar.txt").code == 2
     assert localattn("inspect", pair[0], "-o", tmp_path / "missing" / "page.md").code == 2
 
     def fail(*_: object) -> None:
@@ -317,7 +317,7 @@ def test_a_page_goes_to_its_file_whole_or_not_at_all(
 
 
 def test_json_to_a_file_is_the_json_of_stdout(pair: tuple[Path, Path], tmp_path: Path, localattn: Run) -> None:
-    path = tmp_path / "facts.json"
+    path = tmp_path / "sidecar.json"
     quiet = localattn("inspect", pair[0], "-o", path)
     assert quiet.out == "" and path.read_text() == localattn("inspect", pair[0], "--format", "json").out
 
@@ -334,17 +334,17 @@ def hostile_file(folder: Path, good: Path) -> Path:
     document.graph.node.append(onnx.helper.make_node(HOSTILE, [], [HOSTILE + "2"], domain=HOSTILE))
     path = folder / "hostile.onnx"
     path.write_bytes(document.SerializeToString())
-    facts = json.loads(sidecar_path(good).read_text())
-    facts |= {
+    sidecar = json.loads(sidecar_path(good).read_text())
+    sidecar |= {
         "class": HOSTILE,
         "checkpoint_name": HOSTILE,
         "versions": {HOSTILE: HOSTILE},
         "options": {HOSTILE: HOSTILE},
     }
-    facts |= {"kwargs": {HOSTILE: HOSTILE}, "model_sha256": sha256(path), "hyper_connections": HOSTILE}
-    facts["checks"] = [{"name": HOSTILE, "status": "failed", "detail": HOSTILE, "figures": {HOSTILE: HOSTILE}}]
-    facts["layers"] = [{"path": HOSTILE, "class": HOSTILE, "replaced": False, "detail": HOSTILE}]
-    write_facts(path, facts)
+    sidecar |= {"kwargs": {HOSTILE: HOSTILE}, "model_sha256": sha256(path), "hyper_connections": HOSTILE}
+    sidecar["checks"] = [{"name": HOSTILE, "status": "failed", "detail": HOSTILE, "figures": {HOSTILE: HOSTILE}}]
+    sidecar["layers"] = [{"path": HOSTILE, "class": HOSTILE, "replaced": False, "detail": HOSTILE}]
+    write_sidecar(path, sidecar)
     return path
 
 
@@ -381,9 +381,9 @@ def test_impossible_sizes_in_a_file_draw_nothing(
                 attribute.i = size
     path = tmp_path / "odd.onnx"
     onnx.save(document, path)
-    facts = json.loads(sidecar_path(pair[0]).read_text())
+    sidecar = json.loads(sidecar_path(pair[0]).read_text())
     kwargs = {"local_window_size": 10**30}
-    write_facts(path, {**facts, "model_sha256": sha256(path), "kwargs": kwargs, "seq_len": 10**30})
+    write_sidecar(path, {**sidecar, "model_sha256": sha256(path), "kwargs": kwargs, "seq_len": 10**30})
     if size != 0:
         finished = localattn("inspect", path, "--format", "html")
         assert finished.code == 2 and "look_backward" in finished.err and not finished.out

@@ -17,7 +17,7 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed
 from localattn.core.storage.publishing import SEAL, sealed, sidecar_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.generation.step_session import open_step
 
 from ..conftest import Finished, save_upstream
@@ -192,5 +192,5 @@ def test_a_seal_covers_every_entry_and_may_be_absent(made: Path, tmp_path: Path)
             read_sidecar(tmp_path / "model.onnx")
     del document[SEAL]
     path.write_text(json.dumps(document))
-    facts = read_sidecar(tmp_path / "model.onnx")
-    assert facts is not None and SEAL not in facts.to_dict()
+    sidecar = read_sidecar(tmp_path / "model.onnx")
+    assert sidecar is not None and SEAL not in sidecar.to_dict()

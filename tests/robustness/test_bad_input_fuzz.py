@@ -129,13 +129,13 @@ def test_a_server_that_is_believed_or_sends_elsewhere_is_noticed(seeds: Seeds, w
 
 
 def test_half_a_file_is_noticed(seeds: Seeds) -> None:
-    model, facts = seeds.model.read_bytes(), seeds.sidecar
-    whole = {"m.onnx": model, "m.onnx.json": facts, "a.npz": seeds.npz}
+    model, sidecar = seeds.model.read_bytes(), seeds.sidecar
+    whole = {"m.onnx": model, "m.onnx.json": sidecar, "a.npz": seeds.npz}
     assert list(torn(whole, whole)) == []
     halves = {name: content[: len(content) // 2] for name, content in whole.items()}
     assert {name for name, _ in torn(halves, halves)} == set(whole)
     others = whole | {"m.onnx": model + b"\0"}
-    assert [name for name, _ in torn({"m.onnx.json": facts}, others)] == ["m.onnx.json"]
+    assert [name for name, _ in torn({"m.onnx.json": sidecar}, others)] == ["m.onnx.json"]
 
 
 def test_unpickling_is_noticed(seeds: Seeds) -> None:

@@ -88,17 +88,17 @@ def forged_model(folder: Path, forgery: str) -> Path:
 
 
 def with_sidecar(good: Path, folder: Path, forgery: str) -> Path:
-    """An exported model with the forgery in every text of its facts, which are sealed again."""
+    """An exported model with the forgery in every text of its sidecar, which are sealed again."""
     path = folder / "told.onnx"
     path.write_bytes(good.read_bytes())
-    facts = json.loads(sidecar_path(good).read_text())
-    facts |= dict.fromkeys(("class", "checkpoint_name", "hyper_connections", "created"), forgery)
-    facts |= {key: {forgery: forgery} for key in ("versions", "options", "kwargs")}
-    facts["checks"] = [{"name": forgery, "status": "skipped", "detail": forgery, "figures": {forgery: forgery}}]
-    facts["layers"] = [{"path": forgery, "class": forgery, "replaced": False, "detail": forgery}]
-    facts["model_sha256"] = sha256(path)
-    facts.pop("facts_sha256", None)
-    sidecar_path(path).write_text(sealed(json.dumps(facts)))
+    sidecar = json.loads(sidecar_path(good).read_text())
+    sidecar |= dict.fromkeys(("class", "checkpoint_name", "hyper_connections", "created"), forgery)
+    sidecar |= {key: {forgery: forgery} for key in ("versions", "options", "kwargs")}
+    sidecar["checks"] = [{"name": forgery, "status": "skipped", "detail": forgery, "figures": {forgery: forgery}}]
+    sidecar["layers"] = [{"path": forgery, "class": forgery, "replaced": False, "detail": forgery}]
+    sidecar["model_sha256"] = sha256(path)
+    sidecar.pop("facts_sha256", None)
+    sidecar_path(path).write_text(sealed(json.dumps(sidecar)))
     return path
 
 
@@ -153,7 +153,7 @@ def test_facts_beside_a_model(tmp_path: Path, tiny_model: Path, localattn: Run, 
     path = with_sidecar(tiny_model, tmp_path, forgery)
     for words in ((), ("--format", "md"), ("--format", "html"), ("--format", "json")):
         shown = everything(localattn("inspect", path, *words))
-        # The one check that the facts tell of was skipped, and its line begins with the sign of that.
+        # The one check that the sidecar tell of was skipped, and its line begins with the sign of that.
         assert_plain(shown.replace("\n  - ", "\n  "), forgery)
 
 

@@ -71,7 +71,7 @@ while True:
 # Names that the staged files of some command have.
 STAGED = "m.onnx,m.onnx.json,m.onnx.data,weights,out.npz,page.html,bundle.tar,b.tar,bundle,gathered,lib.so,lib.so.json"
 STAGED += (
-    ",t.cache,timing.cache,e.engine,e.engine.json,staged,facts,companion-tokenizer.json,model.json,.localattn,r.onnx"
+    ",t.cache,timing.cache,e.engine,e.engine.json,staged,sidecar,companion-tokenizer.json,model.json,.localattn,r.onnx"
 )
 
 

@@ -26,8 +26,8 @@ from localattn.plugins.cpu.build import build_library
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.device import verify as script
 
-from ..gpu.tensorrt.test_facts import written
-from ..support.library_attacks import Cache, Ended, command, compile_marker, facts_of, fill, put_beside, run
+from ..gpu.tensorrt.test_engine_sidecar import written
+from ..support.library_attacks import Cache, Ended, command, compile_marker, copy_library, fill, run, sidecar_of
 from ..support.models import node_model
 from ..support.models.bundles import run_script, tiny_model  # noqa: F401
 from ..support.models.engine_models import needs_rtx
@@ -126,21 +126,21 @@ def others_link(cache: Cache) -> None:
     os.lchown(cache.folder.parent, NOBODY, NOBODY)
 
 
-def facts_rewritten(cache: Cache) -> None:
+def sidecar_rewritten(cache: Cache) -> None:
     """The library was changed, and the file beside it, which any who can write one can write, agrees with it."""
     data = cache.library.read_bytes() + b"!"
     cache.library.write_bytes(data)
-    sidecar_path(cache.library).write_text(facts_of(cache.library).to_json())
+    sidecar_path(cache.library).write_text(sidecar_of(cache.library).to_json())
 
 
 def index_leads_out(cache: Cache) -> None:
     outside = cache.base.parent / "outside.so"
     shutil.copy(cache.library, outside)
-    cache.write_index("../../../outside.so", facts_of(outside))
+    cache.write_index("../../../outside.so", sidecar_of(outside))
 
 
 def index_is_absolute(cache: Cache) -> None:
-    cache.write_index(f"/{cache.library}", facts_of(cache.library))
+    cache.write_index(f"/{cache.library}", sidecar_of(cache.library))
 
 
 ATTACKS: dict[str, Callable[[Cache], object]] = {
@@ -155,7 +155,7 @@ ATTACKS: dict[str, Callable[[Cache], object]] = {
     "linked index": lambda cache: replaced_by_link(cache.index),
     "pipe as a library": lambda cache: replaced_by_pipe(cache.library),
     "pipe as an index": lambda cache: replaced_by_pipe(cache.index),
-    "changed library with new facts beside it": facts_rewritten,
+    "changed library with new sidecar beside it": sidecar_rewritten,
     "index that leads out": index_leads_out,
     "index with an absolute path": index_is_absolute,
 }
@@ -224,10 +224,10 @@ def test_a_library_built_elsewhere_is_not_loaded_by_itself(attack: str, place: P
     if attack == "batch":
         batch = folder / ".localattn.next.z"
         batch.mkdir()
-        put_beside(evil, batch / output.name)
+        copy_library(evil, batch / output.name)
     else:
         output.unlink()
-        put_beside(evil, output)
+        copy_library(evil, output)
     ended = opened(folder, place / "cache")
     assert (ended.out, ended.loaded) == ("None\n", []), ended.err
 
@@ -282,13 +282,13 @@ def test_a_new_cache_is_private_and_an_exposed_one_is_not_filled(
 def test_the_installed_package_may_bring_libraries(
     tmp_path: Path, libraries: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a wheel would: in a folder for each processor, with the facts beside them; after what the user built."""
+    """As a wheel would: in a folder for each processor, with the sidecars next to them; after what the user built."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(library_store, "_PACKAGED", tmp_path / "libraries")
     packaged = tmp_path / "libraries" / host_arch() / CPU_KERNELS.file_name
     packaged.parent.mkdir(parents=True)
     assert find(CPU_KERNELS) is None
-    put_beside(libraries / "mine.so", packaged)
+    copy_library(libraries / "mine.so", packaged)
     found = find(CPU_KERNELS)
     assert found is not None and (found.path, found.sha256) == (packaged, sha256(libraries / "mine.so"))
     own = fill(tmp_path / "cache", libraries / "evil.so")
@@ -421,8 +421,8 @@ except LocalAttnError as error:
 """
 
 
-def engine_beside(place: Path, library: Path, path: str) -> Path:
-    """An engine whose facts name this library at a path."""
+def engine_next_to(place: Path, library: Path, path: str) -> Path:
+    """An engine whose sidecar names this library at a path."""
     folder = place / "engine"
     folder.mkdir()
     plugin = {"kind": "library", "path": path, "sha256": sha256(library), "layers": ["a"]}
@@ -437,7 +437,7 @@ def test_an_engine_does_not_bring_its_library(where: str, place: Path, libraries
     far = place / "far" / "plugin.so"
     far.parent.mkdir()
     shutil.copy(evil, far)
-    engine = engine_beside(place, evil, str(far) if where == "absolute" else "plugin.so")
+    engine = engine_next_to(place, evil, str(far) if where == "absolute" else "plugin.so")
     if where == "beside":
         shutil.copy(evil, engine.parent / "plugin.so")
     ended = run(place, "-c", ENGINE, engine, cwd=engine.parent)
@@ -456,7 +456,7 @@ def test_an_engine_does_not_bring_its_library(where: str, place: Path, libraries
 
 @needs_rtx
 def test_an_engine_finds_its_library_in_the_users_cache(place: Path, libraries: Path) -> None:
-    engine = engine_beside(place, libraries / "mine.so", "plugin.so")
+    engine = engine_next_to(place, libraries / "mine.so", "plugin.so")
     cache = fill(place / "cache", libraries / "mine.so")
     document = json.loads(cache.index.read_text())
     document["libraries"][0]["kind"] = "plugin"
@@ -476,8 +476,8 @@ def test_a_bundle_does_not_run_its_libraries_unasked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library = place / CPU_KERNELS.file_name
-    put_beside(evil, library)
-    facts = create_bundle(BundleRequest(tiny_model, place / "b", samples=1, plugins=(library,)))
+    copy_library(evil, library)
+    created = create_bundle(BundleRequest(tiny_model, place / "b", samples=1, plugins=(library,)))
     create_bundle(BundleRequest(tiny_model, place / "b.tar", as_tar=True, samples=1, plugins=(library,)))
     home = f"kernels/{host_arch()}/{library.name}"
     for bundle in (place / "b", place / "b.tar"):
@@ -489,7 +489,7 @@ def test_a_bundle_does_not_run_its_libraries_unasked(
         report = json.loads(ended.out)
         assert report["rows"][1]["kernels"] == {"source": home, "sha256": sha256(evil), "ops": []}
         assert report["not_run"][0]["model"] == home and "has no kernel" in report["not_run"][0]["why"]
-    pinned = command(place, "bundle", "verify", place / "b", "--manifest-sha256", facts.manifest_sha256)
+    pinned = command(place, "bundle", "verify", place / "b", "--manifest-sha256", created.manifest_sha256)
     assert pinned.loaded == ["evil"]
     wrong = command(place, "bundle", "verify", place / "b", "--manifest-sha256", "0" * 64)
     assert (wrong.code, wrong.loaded) == (1, [])

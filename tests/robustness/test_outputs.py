@@ -196,13 +196,13 @@ def test_force_replaces_the_same_kind_and_no_other(kind: Kind, samples: dict[str
 
 def test_facts_of_a_model_are_replaced_by_facts_only(samples: dict[str, bytes], tmp_path: Path) -> None:
     model = Output(tmp_path / "m.onnx", file_kinds.ONNX)
-    facts = tmp_path / "m.onnx.json"
-    facts.write_bytes(samples["m.onnx.json"])
+    sidecar = tmp_path / "m.onnx.json"
+    sidecar.write_bytes(samples["m.onnx.json"])
     check_outputs([model], overwrite=True)
     with pytest.raises(UsageError, match=r"m\.onnx\.json already exists"):
         check_outputs([model])
     for other in ("package.json", "report.json", "checkpoint.json"):
-        facts.write_bytes(samples[other])
+        sidecar.write_bytes(samples[other])
         with pytest.raises(UsageError, match=r"m\.onnx\.json is not replaced"):
             check_outputs([model], overwrite=True)
 
@@ -359,8 +359,8 @@ def test_two_outputs_of_one_name_are_refused(tmp_path: Path, localattn: Command)
 
 def test_files_beside_an_input_stay(tmp_path: Path) -> None:
     step = tmp_path / "step.onnx"
-    facts = {"format": "localattn-sidecar", "step": {"prefill": "step.prefill.onnx"}, "external_data": "weights.onnx"}
-    step.with_name("step.onnx.json").write_text(json.dumps(facts))
+    sidecar = {"format": "localattn-sidecar", "step": {"prefill": "step.prefill.onnx"}, "external_data": "weights.onnx"}
+    step.with_name("step.onnx.json").write_text(json.dumps(sidecar))
     for name in ("step.onnx", "step.prefill.onnx", "weights.onnx"):
         (tmp_path / name).write_bytes(b"\x08\x08\x12\x00")
     for name in ("step.prefill.onnx", "weights.onnx"):
@@ -474,7 +474,7 @@ def test_a_reserved_output_is_judged_again_with_other_inputs_or_permission(tmp_p
 
 WRITES: dict[str, tuple[int, list[str]]] = {
     "export": (8192, ["export", "{pt}", "-o", "{}/m.onnx"]),
-    "export, only facts do not fit": (0, ["export", "{pt}", "-o", "{}/m.onnx"]),
+    "export, only sidecar do not fit": (0, ["export", "{pt}", "-o", "{}/m.onnx"]),
     "steps": (8192, ["export", "{pt}", "--mode", "step", "-o", "{}/m.onnx"]),
     "page": (4096, ["inspect", "{onnx}", "-o", "{}/page.html"]),
     "npz": (4096, ["run", "{onnx}", "--save-outputs", "{}/out.npz"]),

@@ -43,21 +43,21 @@ def write_case(folder: Path, kind: str, source: Path | None = None, forms: Seque
     shutil.copy(source, place / "model.onnx")
     if "standard ops" in forms:
         to_standard_ops(source, place / "plain.onnx")
-    session, facts = load(source, "cpu", plugin="none"), read_sidecar(source)
+    session, sidecar = load(source, "cpu", plugin="none"), read_sidecar(source)
     carried, calls, blob = {}, [], _Blob()
     state: Arrays = {}
-    if facts is not None and facts.step is not None:
-        carried = {cache.output: cache.input for cache in facts.step.caches}
-        state = {x.input: np.full(x.shape, x.fill, dtype=x.dtype) for x in facts.step.caches}
+    if sidecar is not None and sidecar.step is not None:
+        carried = {cache.output: cache.input for cache in sidecar.step.caches}
+        state = {x.input: np.full(x.shape, x.fill, dtype=x.dtype) for x in sidecar.step.caches}
     start = {name: blob.add(array) for name, array in state.items()}
     generator = np.random.default_rng(0)
     for number in range(_CALLS.get(kind, 1)):
         specs = [spec for spec in session.inputs if spec.name not in state]
         drawn = {spec.name: _draw(spec, generator) for spec in specs}
         if carried:
-            assert facts is not None and facts.step is not None
-            place_now = _FIRST.get(kind, 0) + number * facts.step.chunk
-            drawn[facts.step.position_input] = np.array([place_now], dtype=np.int64)
+            assert sidecar is not None and sidecar.step is not None
+            place_now = _FIRST.get(kind, 0) + number * sidecar.step.chunk
+            drawn[sidecar.step.position_input] = np.array([place_now], dtype=np.int64)
         outputs = session.run(drawn | state)
         state = {carried[name]: array for name, array in outputs.items() if name in carried}
         calls.append({"inputs": blob.all(drawn), "outputs": blob.all(outputs)})

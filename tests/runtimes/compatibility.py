@@ -78,8 +78,8 @@ def build_targets(folder: Path) -> dict[str, dict[str, str]]:
         Absent: TensorRT-RTX is not installed.
     """
     from localattn.core.errors import LocalAttnError, MissingDependency
+    from localattn.runtime.backends.engines import BuildRequest
     from localattn.runtime.backends.tensorrt.builder.build import build_engine
-    from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 
     found: dict[str, dict[str, str]] = {}
     for kind, options in ENGINE_FILES.items():

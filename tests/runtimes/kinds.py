@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 
 from ..conftest import TINY, save_upstream
 from ..support.steps import export_steps
@@ -100,7 +100,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
 
 @cache
 def exported(kind: str) -> Path:
-    """The file of a kind, made once a process, its facts beside it. Nobody may write there."""
+    """The file of a kind, made once a process, its sidecar beside it. Nobody may write there."""
     folder = Path(_FOLDER.name) / kind
     folder.mkdir()
     return KINDS[kind](folder)

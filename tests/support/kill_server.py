@@ -49,8 +49,8 @@ def bundle(model: str, output: str) -> None:
 
 def build(model: str, output: str) -> None:
     """Build an engine over what is there."""
+    from localattn.runtime.backends.engines import BuildRequest
     from localattn.runtime.backends.tensorrt.builder.build import build_engine
-    from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 
     build_engine(BuildRequest(Path(model), Path(output), "tensorrt-rtx", ("rtx40",), overwrite=True))
 
@@ -61,16 +61,16 @@ def publish(folder: str, content: str) -> None:
 
 
 def write_set(folder: Path, content: bytes) -> None:
-    """Publish weights, two models and their facts, all of one content."""
+    """Publish weights, two models and their sidecars, all of one content."""
     main = folder / "model.onnx"
     with work_folder(main) as work:
         files = {}
         for name in (f"model.onnx.{content.hex()}.data", "model.prefill.onnx", "model.onnx"):
             (work / name).write_bytes(content)
             if name.endswith(".onnx"):
-                facts = work / f"{name}.facts"
-                facts.write_text(sealed(json.dumps({"model_sha256": sha256(work / name), "content": content.hex()})))
-                files[facts] = sidecar_path(folder / name)
+                sidecar = work / f"{name}.sidecar"
+                sidecar.write_text(sealed(json.dumps({"model_sha256": sha256(work / name), "content": content.hex()})))
+                files[sidecar] = sidecar_path(folder / name)
             files[work / name] = folder / name
         publish_together(files, work)
 

@@ -17,7 +17,7 @@ import pytest
 import localattn as package
 from localattn.core.machine.processor import host_arch
 from localattn.core.storage.library_store import CPU_KERNELS
-from localattn.plugins.cpu.facts import CpuLibraryFacts
+from localattn.plugins.cpu.sidecar import CpuLibrarySidecar
 
 # Loading it appends its word to the file that LOCALATTN_TEST_MARKER names: its constructor runs before anything else.
 SOURCE = """
@@ -31,7 +31,7 @@ __attribute__((constructor)) static void loaded() {
 extern "C" void* RegisterCustomOps(void*, const void*) { return nullptr; }
 extern "C" const char* localattn_instruction_set() { return "none"; }
 """
-FACTS = CpuLibraryFacts(host_arch(), "", 0, "", "g++", "2.31", "2026-01-01T00:00:00+00:00", {})
+FACTS = CpuLibrarySidecar(host_arch(), "", 0, "", "g++", "2.31", "2026-01-01T00:00:00+00:00", {})
 
 
 def compile_marker(folder: Path, word: str) -> Path:
@@ -46,16 +46,16 @@ def compile_marker(folder: Path, word: str) -> Path:
     return library
 
 
-def facts_of(library: Path) -> CpuLibraryFacts:
-    """Make facts as this release writes them for such a library; anybody can write them."""
+def sidecar_of(library: Path) -> CpuLibrarySidecar:
+    """Make a sidecar as this release writes it for such a library; anybody can write one."""
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
     return replace(FACTS, sha256=digest, bytes=library.stat().st_size, fingerprint=CPU_KERNELS.fingerprint())
 
 
-def put_beside(library: Path, place: Path) -> None:
-    """Copy the library to a place, with matching facts beside it."""
+def copy_library(library: Path, place: Path) -> None:
+    """Copy the library to a place, with a matching sidecar next to it."""
     shutil.copy(library, place)
-    place.with_name(place.name + ".json").write_text(facts_of(library).to_json())
+    place.with_name(place.name + ".json").write_text(sidecar_of(library).to_json())
 
 
 class Cache(NamedTuple):
@@ -79,9 +79,9 @@ class Cache(NamedTuple):
         """The base and all below."""
         return [self.base, *self.base.rglob("*")]
 
-    def write_index(self, path: str, facts: CpuLibraryFacts) -> None:
+    def write_index(self, path: str, sidecar: CpuLibrarySidecar) -> None:
         """An index of one library."""
-        entry = {"path": path, "kind": CPU_KERNELS.name, "facts": facts.to_dict()}
+        entry = {"path": path, "kind": CPU_KERNELS.name, "facts": sidecar.to_dict()}
         document = {"format": "localattn-libraries", "format_version": 1, "libraries": [entry]}
         self.index.write_text(json.dumps(document))
 
@@ -90,8 +90,8 @@ def fill(base: Path, library: Path) -> Cache:
     """Make a cache as a build leaves it, every part private, with this library as the one that was built."""
     cache = Cache(base)
     cache.library.parent.mkdir(parents=True)
-    put_beside(library, cache.library)
-    cache.write_index(f"{host_arch()}/{CPU_KERNELS.file_name}", facts_of(library))
+    copy_library(library, cache.library)
+    cache.write_index(f"{host_arch()}/{CPU_KERNELS.file_name}", sidecar_of(library))
     for path in cache.everything():
         path.chmod(0o700 if path.is_dir() else 0o600)
     return cache

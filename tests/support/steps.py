@@ -13,4 +13,4 @@ def export_steps(
 ) -> list[ExportReport]:
     """Export a request as step files; the report on the requested file comes first, then that on its prefill file."""
     report = export(replace(request, mode=mode, chunk=chunk))
-    return [report] if report.companion is None else [report, report.companion]
+    return [report] if report.prefill is None else [report, report.prefill]

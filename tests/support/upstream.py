@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from localattn.core.geometry import WindowGeometry
 from localattn.exporter.checkpoint.config import check_names, resolve_class
 from localattn.exporter.models.arguments import Arguments
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source.source_model import SourceModel
 
 from .reference import rows_without_keys, upstream_visibility

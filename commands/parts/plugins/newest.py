@@ -19,7 +19,7 @@ def newest(kind: LibraryKind, arch: Arch) -> Library:
         CheckFailed: others can write it, or it was changed after it was built.
     """
     from ....core.storage.library_store import CPU_KERNELS, find
-    from ....plugins.library.facts import find_library
+    from ....plugins.library.sidecar import find_library
 
     if kind is CPU_KERNELS:
         title, library = "library of CPU kernels", find(kind, arch=arch, this_release=False)

@@ -13,7 +13,7 @@ from .newest import newest
 
 if TYPE_CHECKING:
     from ....core.machine.processor import Arch
-    from ....plugins.cpu.facts import CpuLibraryFacts
+    from ....plugins.cpu.sidecar import CpuLibrarySidecar
 
 BACKEND = "onnxruntime"
 
@@ -40,19 +40,19 @@ def build(output: Path | None, arch: Arch, *, force: bool, as_json: bool) -> Non
     from ....plugins.cpu.build import build_library, up_to_date
 
     path = output or prepare_cache(arch) / CPU_KERNELS.file_name
-    facts = up_to_date(path, arch) if output is None and not force else None
-    if facts is not None:
+    sidecar = up_to_date(path, arch) if output is None and not force else None
+    if sidecar is not None:
         note(f"{path} is up to date; --force builds it again.")
     else:
         note(f"Compiler {find_compiler(arch).version}")
         with progress() as step:
-            facts = build_library(path, arch=arch, overwrite=force or output is None, progress=step)
+            sidecar = build_library(path, arch=arch, overwrite=force or output is None, progress=step)
     if output is not None:
         note(f"{path} is not loaded automatically: name it with --plugin-library {path}, or build without --output.")
     if as_json:
-        print_json(document(facts))
+        print_json(document(sidecar))
     else:
-        print_library(facts)
+        print_library(sidecar)
         suggest("localattn", "plugin", "check", "--backend", BACKEND, *([] if output is None else [output]))
 
 
@@ -73,22 +73,22 @@ def check(library: Path | None, *, as_json: bool) -> None:
         suggest("localattn", "doctor")
 
 
-def document(facts: CpuLibraryFacts) -> dict[str, Any]:
-    """Return the facts of a library as JSON types."""
-    return {"path": str(facts.path), **facts.to_dict()}
+def document(sidecar: CpuLibrarySidecar) -> dict[str, Any]:
+    """Return the sidecar of a library as JSON types."""
+    return {"path": str(sidecar.path), **sidecar.to_dict()}
 
 
-def print_library(facts: CpuLibraryFacts) -> None:
+def print_library(sidecar: CpuLibrarySidecar) -> None:
     """Print what is in a library, for people."""
     from ....core.storage.library_store import CPU_KERNELS
 
-    say(f"{facts.path}  {facts.arch}, {bytes_text(facts.bytes)}, for onnxruntime on the CPU")
+    say(f"{sidecar.path}  {sidecar.arch}, {bytes_text(sidecar.bytes)}, for onnxruntime on the CPU")
     by_dtypes: dict[str, list[str]] = {}
-    for op_type, dtypes in facts.kernels.items():
+    for op_type, dtypes in sidecar.kernels.items():
         by_dtypes.setdefault(", ".join(dtypes), []).append(op_type)
     for names, op_types in by_dtypes.items():
         say(f"  kernels {', '.join(op_types)}: {names}; every size")
-    say(f"  built   {facts.created}, {facts.compiler}, glibc ≥ {facts.glibc}")
-    say(f"  sha256  {facts.sha256}")
-    if facts.fingerprint != CPU_KERNELS.fingerprint():
+    say(f"  built   {sidecar.created}, {sidecar.compiler}, glibc ≥ {sidecar.glibc}")
+    say(f"  sha256  {sidecar.sha256}")
+    if sidecar.fingerprint != CPU_KERNELS.fingerprint():
         say("  OLD     built from the sources of another release: not loaded automatically")

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ....core.documents.window_view import WindowView, bias_views
 from ....core.error_texts import argument
 from ....core.errors import UsageError
-from ..family import Adapter, Inputs, LiveCall, ModelSpec, ShapeRequest, Sizes, State, UpstreamClass, sequence_length
+from ...options import ShapeRequest, Sizes
+from ..family import Adapter, Inputs, LiveCall, ModelSpec, State, UpstreamClass, sequence_length
 from ..forms import StateDictFamily, StepCache, StepFamily
 from ..inference import Findings, Inferred, TensorShapes, from_presence, from_size
 from ..parts.float64 import Float64State

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from ....core.documents.window_view import WindowView, views
 from ....core.geometry import WindowGeometry
-from ....core.storage.companions import COMPANIONS
+from ....core.storage.accompanying_files import ACCOMPANYING_FILES
 from ....core.tensors import POSITION_IDS
-from ..family import Inputs, ModelSpec, ShapeRequest, Sizes, State, UpstreamClass
+from ...options import ShapeRequest, Sizes
+from ..family import Inputs, ModelSpec, State, UpstreamClass
 from ..forms import FolderContents, FolderFamily, FolderRequest, StepCache, StepFamily
 from ..parts.float64 import Float64State
 from .arguments import HuggingFaceArgs
@@ -42,7 +43,7 @@ class HuggingFaceFamily(FolderFamily[HuggingFaceArgs], StepFamily[HuggingFaceArg
     key_mask = MASK
     fuses = True
     folder_of = "a Hugging Face model has architectures in config.json"
-    companions = COMPANIONS
+    accompanying_files = ACCOMPANYING_FILES
     early_start = True
 
     def sizes(self, args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:

@@ -62,7 +62,7 @@ class _State(NamedTuple):
 _ADAPTERS = (ADAPTER, "adapter_model.*", "adapter_fusion_config.json", "pytorch_adapter.bin", "pytorch_lora_weights.*")
 _PROMPTS = ("soft_prompt*", "prompt_embeddings*", "prompt_encoder*", "learned_embeds*")
 _HEADS = ("value_head.*", "v_head.*", "pytorch_model_head.bin", "head_config.json", "model_head.*")
-_BESIDE = (
+_OTHER_STATE = (
     _State(_ADAPTERS, "an adapter (LoRA or another kind of PEFT) beside its weights", HOW_TO_MERGE),
     _State(_PROMPTS, "learned prompts beside its weights", "Export from Python a module that puts them in front."),
     _State(_HEADS, "a head in a file of its own", "Export from Python a module that contains model and head."),
@@ -112,7 +112,7 @@ def files(folder: Path) -> list[Path]:
             file that names others cannot be read, or names one elsewhere; or one is no plain file that may be read.
     """
     names = names_in(folder)
-    _refuse_beside(folder, names)
+    _refuse_other_state(folder, names)
     if CONFIG not in names:
         raise _without_config(folder, names)
     found = [folder / CONFIG, *_weight_files(folder, names)]
@@ -206,13 +206,13 @@ def _check_readable(path: Path) -> None:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix=fix) from error
 
 
-def _refuse_beside(folder: Path, names: Sequence[str]) -> None:
+def _refuse_other_state(folder: Path, names: Sequence[str]) -> None:
     """Refuse state beside the weights that the file would not have.
 
     Raises:
         UsageError: there is some.
     """
-    for state in _BESIDE:
+    for state in _OTHER_STATE:
         for name in (name for name in names if any(fnmatchcase(name, pattern) for pattern in state.names)):
             if not state.entries or _has_one(folder / name, state.entries):
                 fix = _how_to_merge(folder) if state.fix == HOW_TO_MERGE else state.fix

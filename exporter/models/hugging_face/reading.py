@@ -15,7 +15,8 @@ from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....core.storage.unchanged import Unchanged
 from ....core.tensors import POSITION_IDS
-from ..family import ShapeRequest, Sizes, sequence_length
+from ...options import ShapeRequest, Sizes
+from ..family import sequence_length
 from ..forms import FolderContents, FolderRequest
 from ..inference import bounded
 from . import weights

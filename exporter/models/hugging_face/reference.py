@@ -84,7 +84,7 @@ def _run(
     model: Any = state.original()
     with torch.no_grad(), InFloat64() as mode:
         result = model(**inputs, **without_cache(model), return_dict=True)
-    margins = (routing.margin(scores, taken) for scores, taken in mode.choices)
+    margins = (routing.margin(scores, chosen) for scores, chosen in mode.choices)
     return tuple(result[name] for name in args.outputs), [x for x in margins if x is not None]
 
 

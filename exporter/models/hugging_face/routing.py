@@ -15,27 +15,27 @@ from torch import Tensor
 _UNITS = 8
 
 
-def margin(scores: Tensor, taken: int) -> Tensor | None:
-    """Return by how much the last expert taken leads the first one left, over the scores' root mean square.
+def margin(scores: Tensor, chosen: int) -> Tensor | None:
+    """Return by how much the last expert chosen leads the first one left, over the scores' root mean square.
 
     Probabilities are compared by their logarithms, which are scores.
 
     Args:
         scores: of all experts, `[…, experts]`.
-        taken: how many are taken.
+        chosen: how many are chosen.
 
     Returns:
-        `[…]` flattened; None where all are taken.
+        `[…]` flattened; None where all are chosen.
     """
-    if scores.ndim < 2 or not scores.is_floating_point() or not 0 < taken < scores.shape[-1]:
+    if scores.ndim < 2 or not scores.is_floating_point() or not 0 < chosen < scores.shape[-1]:
         return None
     totals = scores.sum(dim=-1)
     if bool((scores >= 0).all()) and torch.allclose(totals, torch.ones_like(totals)):
         scores = scores.clamp_min(torch.finfo(scores.dtype).tiny).log()
         scores = scores - scores.mean(dim=-1, keepdim=True)
-    largest = scores.topk(taken + 1, dim=-1).values
+    largest = scores.topk(chosen + 1, dim=-1).values
     size = scores.square().mean().sqrt().clamp_min(torch.finfo(scores.dtype).tiny)
-    return ((largest[..., taken - 1] - largest[..., taken]) / size).flatten()
+    return ((largest[..., chosen - 1] - largest[..., chosen]) / size).flatten()
 
 
 def undecided(margins: Tensor, dtype: torch.dtype) -> Tensor:

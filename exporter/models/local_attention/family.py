@@ -10,17 +10,8 @@ from torch import Tensor, nn
 
 from ....core.error_texts import argument
 from ....core.errors import UsageError
-from ..family import (
-    Adapter,
-    Inputs,
-    ModelSpec,
-    ShapeRequest,
-    Sizes,
-    UpstreamClass,
-    needs_argument,
-    optional_inputs,
-    sequence_length,
-)
+from ...options import ShapeRequest, Sizes
+from ..family import Adapter, Inputs, ModelSpec, UpstreamClass, needs_argument, optional_inputs, sequence_length
 from ..forms import StateDictFamily, StepFamily, cache_pairs
 from ..inference import INV_FREQ, Findings, TensorShapes, from_presence, from_size
 from ..parts.float64 import Float64State

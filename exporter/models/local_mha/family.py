@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..family import Adapter, Inputs, ModelSpec, ShapeRequest, Sizes, UpstreamClass, optional_inputs, sequence_length
+from ...options import ShapeRequest, Sizes
+from ..family import Adapter, Inputs, ModelSpec, UpstreamClass, optional_inputs, sequence_length
 from ..forms import StateDictFamily, StepFamily, cache_pairs
 from ..inference import Findings, TensorShapes
 from ..local_attention.family import ZETA_RAISES

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ....core.error_texts import argument
 from ....core.errors import UsageError
-from ..family import Inputs, LiveCall, ModelSpec, ShapeRequest, Sizes, UpstreamClass, optional_inputs, sequence_length
+from ...options import ShapeRequest, Sizes
+from ..family import Inputs, LiveCall, ModelSpec, UpstreamClass, optional_inputs, sequence_length
 from ..forms import StateDictFamily, StepFamily, cache_pairs
 from ..inference import Findings, TensorShapes
 from ..local_mha.family import SETS_ITSELF

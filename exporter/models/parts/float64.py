@@ -131,10 +131,10 @@ class InFloat64(TorchFunctionMode):
         given = {key: value if key == "out" else self._widened(value) for key, value in (kwargs or {}).items()}
         # A method that changes its tensor needs that tensor, not a copy.
         own = 1 if (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__") else 0
-        taken = [*args[:own], *map(self._widened, args[own:])]
+        widened = [*args[:own], *map(self._widened, args[own:])]
         if func in (torch.topk, Tensor.topk):
-            self._note(*taken, **given)
-        return func(*taken, **given)
+            self._note(*widened, **given)
+        return func(*widened, **given)
 
     def _widened(self, value: Any) -> Any:
         """Return a type, a tensor, or those in a list or tuple, in float64 if they are of another floating-point type.

@@ -50,8 +50,7 @@ class OnnxRuntime(Backend):
         """Open a file with onnxruntime's profile, or its recording of a CUDA graph."""
         from .tuned import open_tuned
 
-        self.require()
-        self.check_place(path, place)
+        self.admit(path, place)
         return open_tuned(
             path, place.provider, place.threads, cuda_graph=cuda_graph, profile=profile, plugin=place.plugin
         )

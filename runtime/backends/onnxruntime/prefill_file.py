@@ -18,25 +18,25 @@ from ....onnx_graph.graph_values import reads
 from ....onnx_graph.onnx_file import IN_MEMORY, OnnxFile
 
 if TYPE_CHECKING:
-    from ....core.documents.step_facts import CacheFacts, StepFacts
+    from ....core.documents.step_record import CacheRecord, StepRecord
 
 
-def leaner(path: Path | OnnxFile, facts: StepFacts) -> OnnxFile:
+def leaner(path: Path | OnnxFile, record: StepRecord) -> OnnxFile:
     """Return a prefill file without its output; a file too large for memory stays as it is."""
     file = OnnxFile.read(path)
     if file.size > IN_MEMORY:
         return file
-    return file.rewritten(without_output(file.parse(), facts.logits_output))
+    return file.rewritten(without_output(file.parse(), record.logits_output))
 
 
-def rings_to_share(file: OnnxFile, facts: StepFacts) -> frozenset[str]:
+def rings_to_share(file: OnnxFile, record: StepRecord) -> frozenset[str]:
     """Return the inputs among caches that compiled kernels may overwrite; none of a file too large for memory."""
     if file.size > IN_MEMORY:
         return frozenset()
-    return overwritten(file.parse(), facts.caches)
+    return overwritten(file.parse(), record.caches)
 
 
-def overwritten(model: Any, caches: Iterable[CacheFacts]) -> frozenset[str]:
+def overwritten(model: Any, caches: Iterable[CacheRecord]) -> frozenset[str]:
     """Return the inputs among caches that a chunk node reads and nothing else, and whose successor it writes.
 
     Layers that share keys read one ring, and the first would overwrite what the others need.
@@ -70,7 +70,7 @@ def without_output(model: Any, output: str) -> Any:
             nodes.append(node)
     weights = [tensor for tensor in graph.initializer if tensor.name in needed]
     for field, left in (("output", kept), ("node", nodes[::-1]), ("initializer", weights)):
-        taken = [type(x).FromString(x.SerializeToString()) for x in left]
+        copies = [type(x).FromString(x.SerializeToString()) for x in left]
         graph.ClearField(field)
-        getattr(graph, field).extend(taken)
+        getattr(graph, field).extend(copies)
     return copy

@@ -18,9 +18,9 @@ from ....core.machine.execution_providers import CPU
 from ....core.storage.library_store import AUTO, NONE
 from ....core.tensors import SEQUENCE, UNNAMED_DIMENSION, TensorSpec
 from ....core.versions import too_new
-from ....onnx_graph.facts import check_nodes
 from ....onnx_graph.onnx_file import NotAModel, OnnxFile
 from ....onnx_graph.precision.half_to_fp32 import PEAKS
+from ....onnx_graph.summary import check_nodes
 from ..session import Arrays, Session
 from .custom_ops import CompiledKernel, choose, fall_back, lacking
 from .package import PACKAGE

@@ -14,9 +14,9 @@ import numpy as np
 from ....core.error_texts import argument
 from ....core.errors import MissingDependency, UsageError
 from ....core.tensors import TensorSpec
-from ....onnx_graph.facts import inspect_onnx
 from ....onnx_graph.library_errors import refused_as
 from ....onnx_graph.onnx_file import OnnxFile
+from ....onnx_graph.summary import inspect_onnx
 from ..session import Arrays, Session
 from .package import PACKAGE
 from .prepare import readable
@@ -132,13 +132,13 @@ def open_file(
     options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS[precision], "PERFORMANCE_HINT": "LATENCY"}
     if threads is not None and device == "CPU":
         options["INFERENCE_NUM_THREADS"] = threads
-    facts = inspect_onnx(file)
+    summary = inspect_onnx(file)
     what = f"OpenVINO {PACKAGE.require().__version__.split('-')[0]} cannot load {file.name}."
     with readable(file) as given, refused_as(what, f"Run it in onnxruntime: leave {argument('runtime')} out.", _reason):
         compiled = core.compile_model(core.read_model(given), device, options)
     file.check_same()
     _log.info("%s runs on %s, %s", file.name, device, options)
-    return OpenVinoSession(compiled, _numpy(facts.inputs), _numpy(facts.outputs), file.name)
+    return OpenVinoSession(compiled, _numpy(summary.inputs), _numpy(summary.outputs), file.name)
 
 
 def _device(core: Any, provider: str) -> str:

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from ....onnx_graph.onnx_file import OnnxFile
 from ..session import Arrays
-from ..step_file import Prefill, check_caches, other_tensors, step_facts
+from ..step_file import Prefill, check_caches, other_tensors, step_record
 from ..step_session import FileStep
 from .package import PACKAGE
 from .session import OpenVinoSession, open_file
 
 if TYPE_CHECKING:
     from ....core.documents.sidecar import Sidecar
-    from ....core.documents.step_facts import StepFacts
+    from ....core.documents.step_record import StepRecord
 
 
 class OpenVinoStep(FileStep):
@@ -35,26 +35,26 @@ class OpenVinoStep(FileStep):
 
     def __init__(self, file: Path | OnnxFile, sidecar: Sidecar, prefill: Prefill | None, *options: Any) -> None:
         self._options = options
-        facts = step_facts(sidecar)
-        session = self._opened(file, facts)
+        record = step_record(sidecar)
+        session = self._opened(file, record)
         self.provider, self.notes = session.provider, session.notes
-        self._sessions = {facts.chunk: session}
-        self._banks = [self._bank(facts), self._bank(facts)]
-        super().__init__(Path(file), sidecar, prefill, *other_tensors(session, facts))
+        self._sessions = {record.chunk: session}
+        self._banks = [self._bank(record), self._bank(record)]
+        super().__init__(Path(file), sidecar, prefill, *other_tensors(session, record))
         self._clear()
 
-    def _opened(self, file: Path | OnnxFile, facts: StepFacts) -> OpenVinoSession:
+    def _opened(self, file: Path | OnnxFile, record: StepRecord) -> OpenVinoSession:
         session = open_file(file, *self._options)
-        check_caches(session, facts, Path(file))
+        check_caches(session, record, Path(file))
         return session
 
     @staticmethod
-    def _bank(facts: StepFacts) -> list[Any]:
+    def _bank(record: StepRecord) -> list[Any]:
         make = PACKAGE.require().Tensor
-        return [make(np.empty(cache.shape, dtype=cache.dtype)) for cache in facts.caches]
+        return [make(np.empty(cache.shape, dtype=cache.dtype)) for cache in record.caches]
 
     def _clear(self) -> None:
-        for tensor, cache in zip(self._banks[0], self.facts.caches, strict=True):
+        for tensor, cache in zip(self._banks[0], self.record.caches, strict=True):
             tensor.data[...] = cache.fill
 
     def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
@@ -62,10 +62,10 @@ class OpenVinoStep(FileStep):
             assert self._prefill is not None, "only a prefill file adds a chunk"
             self._sessions[chunk] = self._opened(*self._prefill)
         session, (read, written) = self._sessions[chunk], self._banks
-        for cache, source, target in zip(self.facts.caches, read, written, strict=True):
+        for cache, source, target in zip(self.record.caches, read, written, strict=True):
             session.request.set_tensor(cache.input, source)
             session.request.set_tensor(cache.output, target)
-        position: Arrays = {self.facts.position_input: np.array([self.position], dtype=np.int64)}
+        position: Arrays = {self.record.position_input: np.array([self.position], dtype=np.int64)}
         session.infer({**inputs, **position})
         self._banks.reverse()
         output: NDArray[Any] = session.request.get_tensor(self.output.name).data

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 from ....core.error_texts import HOW_TO_EXPORT_STEPS
 from ....core.errors import LocalAttnError
 from ....core.tensorrt_versions import TENSORRT
-from ..backend import Backend, DoctorLine, Place
+from ..backend import DoctorLine, Place
+from ..building import BuildingBackend
 from .package import POLYGRAPHY
 
 if TYPE_CHECKING:
-    from ....core.documents.engine_facts import EngineFacts
+    from collections.abc import Callable, Sequence
+
+    from ....core.documents.engine_sidecar import EngineSidecar
     from ....core.documents.sidecar import Sidecar
     from ....onnx_graph.onnx_file import OnnxFile
+    from ..engines import BuildReport, BuildRequest, Compare, EngineReport
     from ..session import Session
     from ..step_file import Prefill
     from ..step_session import StepSession
@@ -25,12 +29,11 @@ _POLYGRAPHY = DoctorLine(
 )
 
 
-class EngineBackend(Backend):
+class EngineBackend(BuildingBackend):
     """A library that builds engines from ONNX files, and runs them on one kind of GPU."""
 
     package = POLYGRAPHY
     suffix = ".engine"
-    built = True
     how_to_make_steps = (
         f"{HOW_TO_EXPORT_STEPS}, and build both files it writes: localattn build model_step.onnx; "
         "localattn build model_step.prefill.onnx (with --backend tensorrt-rtx for RTX GPUs)"
@@ -46,14 +49,14 @@ class EngineBackend(Backend):
         return (self._library_line(), _POLYGRAPHY)
 
     def claims(self, path: Path) -> bool:
-        """Return whether a file is an engine of this library, as its facts say.
+        """Return whether a file is an engine of this library, as its sidecar says.
 
-        Engines whose facts cannot be read are TensorRT's, which refuses them when they are opened.
+        An engine whose sidecar cannot be read counts as TensorRT's, which refuses to open it.
         """
         if not super().claims(path):
             return False
         try:
-            library: str = self.facts(path).backend
+            library: str = self.sidecar(path).backend
         except (LocalAttnError, ValueError):  # the latter where no file can have the name
             library = TENSORRT
         return library == self.name
@@ -62,15 +65,15 @@ class EngineBackend(Backend):
         """Return the path: the library reads an engine when everything else is known to fit."""
         return path
 
-    def facts(self, path: Path) -> EngineFacts:
-        """Read the facts beside an engine.
+    def sidecar(self, path: Path) -> EngineSidecar:
+        """Read the sidecar beside an engine.
 
         Raises:
             UsageError: there are none, or they are broken.
         """
-        from ....core.documents.engine_facts import read_engine_facts
+        from ....core.documents.engine_sidecar import read_engine_sidecar
 
-        return read_engine_facts(path)
+        return read_engine_sidecar(path)
 
     def open_tuned(self, path: Path, place: Place, *, cuda_graph: bool, profile: str | None) -> Session:
         """Open an engine whose calls become CUDA graphs; it cannot be profiled."""
@@ -79,6 +82,30 @@ class EngineBackend(Backend):
         session = self.open(path, place)
         session.use_cuda_graph()
         return session
+
+    def targets(self, wanted: Sequence[str], device: int) -> list[int]:
+        """Return the compute capabilities that the library would build for."""
+        from .builder.build import plan_targets
+
+        return plan_targets(self.name, wanted, device)
+
+    def check_buildable(self, file: OnnxFile, targets: Sequence[int]) -> None:
+        """Refuse numbers in fp8 for GPUs that cannot multiply them."""
+        from .builder.source import check_fp8
+
+        check_fp8(file, targets)
+
+    def build(self, request: BuildRequest, progress: Callable[[str], None], compare: Compare | None) -> BuildReport:
+        """Build with the library that the request names."""
+        from .builder.build import build_engine
+
+        return build_engine(request, progress, compare)
+
+    def inspect(self, path: Path, plugin: str) -> EngineReport:
+        """Inspect an engine, with its layers where there is a GPU to open it."""
+        from .inspect import inspect_engine
+
+        return inspect_engine(path, plugin)
 
     def rebuild(self, built: Path, changed: Path, plugin: str) -> Path:
         """Build with the same library, for the same GPUs, and with the same plugin."""
@@ -111,6 +138,7 @@ class TensorRt(EngineBackend):
     """TensorRT."""
 
     name, title = TENSORRT, "TensorRT"
+    kernels_inside = True
     triton_backend = "tensorrt"
 
     def _library_line(self) -> DoctorLine:

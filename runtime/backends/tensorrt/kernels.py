@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 
-from ....core.documents.engine_facts import KernelName
+from ....core.documents.engine_sidecar import KernelName
 
 RING_KERNELS = ("step", "chunk", "join")
 # As `Element` of the library numbers them.

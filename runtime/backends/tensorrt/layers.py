@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ....core.dtypes import NUMPY_NAME, SHORT_NAME
+from ..engines import EngineLayer
 from .library import TensorRTLibrary
 
 # TensorRT's words for element types, in lower case → numpy's name. Older inspectors write a sentence ("Row major linear
@@ -18,32 +18,6 @@ ELEMENTS = (
     | {"half": "float16", "float": "float32"}
     | {name: name for name in (*SHORT_NAME, "int64", "int32", "int8", "bool")}
 )
-
-
-@dataclass(frozen=True)
-class EngineLayer:
-    """One layer.
-
-    Args:
-        name: the builder's name, often of several nodes.
-        kind: the inspector's "LayerType".
-        nodes: the inspector's "Metadata", which names the ONNX nodes inside.
-        types: numpy's names of the element types of its inputs and outputs.
-    """
-
-    name: str
-    kind: str
-    nodes: str = ""
-    types: tuple[str, ...] = ()
-
-    @property
-    def is_plugin(self) -> bool:
-        """Whether a plugin computes it."""
-        return "plugin" in self.kind.lower()
-
-    def computes(self, node: str) -> bool:
-        """Return whether the ONNX node of this name is in it."""
-        return f"[ONNX Layer: {node}]" in self.nodes or node in self.name.split(" + ") or self.name == node
 
 
 def read_layers(opened: TensorRTLibrary, engine: Any) -> list[EngineLayer]:

@@ -1,7 +1,7 @@
 """Open an engine safely: check everything that may not fit before TensorRT reads the file.
 
-TensorRT's own refusals come late, in its log, or as a crash. The facts beside an engine state what it was built for
-(`core/documents/engine_facts.py`).
+TensorRT's own refusals come late, in its log, or as a crash. The sidecar beside an engine state what it was built for
+(`core/documents/engine_sidecar.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....core.documents.engine_facts import BuildOptions, EngineFacts, read_engine_facts
+from ....core.documents.engine_sidecar import BuildOptions, EngineSidecar, read_engine_sidecar
 from ....core.errors import MissingDependency, UsageError
 from ....core.storage.library_store import AUTO
 from .device import Device, cuda_runtime_on_path, find_device, platform_name
@@ -28,13 +28,13 @@ class OpenEngine:
     """An engine in GPU memory.
 
     Args:
-        facts: what is written beside it.
+        sidecar: what is written beside it.
         opened: the library.
         device: the GPU.
         engine: its `ICudaEngine`.
     """
 
-    facts: EngineFacts
+    sidecar: EngineSidecar
     opened: TensorRTLibrary
     device: Device
     engine: Any
@@ -49,25 +49,25 @@ def open_engine(path: Path, plugin: str = AUTO, gpu: int = 0) -> OpenEngine:
         gpu: its place among the GPUs that the driver shows to this process.
 
     Raises:
-        UsageError: no engine, no facts beside it, it was built for another system, library version or GPU, or it
+        UsageError: no engine, no sidecar beside it, it was built for another system, library version or GPU, or it
             needs no plugin library and one was named.
         MissingDependency: the library, the driver, the CUDA runtime or the plugin library is missing.
-        CheckFailed: the facts or the plugin library were changed after the build.
+        CheckFailed: the sidecar or the plugin library were changed after the build.
     """
-    facts = read_engine_facts(path)
-    reason = why_never_opened(facts.options)
+    sidecar = read_engine_sidecar(path)
+    reason = why_never_opened(sidecar.options)
     if reason:
         raise UsageError(f"{path} is not opened by localattn.", why=f"{reason}.", fix=_ELSEWHERE)
-    opened = open_library(facts.backend)
-    check_library(path, facts, opened.version)
-    library = find_library(facts.plugin, path, plugin)
+    opened = open_library(sidecar.backend)
+    check_library(path, sidecar, opened.version)
+    library = find_library(sidecar.plugin, path, plugin)
     device = find_device(gpu)
-    check_device(path, facts, device)
+    check_device(path, sidecar, device)
     start_device(device)
     if library is not None:
         load_plugin(opened, library)
-    _log.info("%s opens with %s %s on %s", path.name, facts.backend, opened.version, device.describe())
-    return OpenEngine(facts, opened, device, _deserialise(path, opened))
+    _log.info("%s opens with %s %s on %s", path.name, sidecar.backend, opened.version, device.describe())
+    return OpenEngine(sidecar, opened, device, _deserialise(path, opened))
 
 
 # Who runs what is never opened here.
@@ -87,39 +87,39 @@ def why_never_opened(options: BuildOptions) -> str:
     return "it has no weights until somebody puts them in" if options.strip_weights else ""
 
 
-def check_library(path: Path, facts: EngineFacts, version: str) -> None:
+def check_library(path: Path, sidecar: EngineSidecar, version: str) -> None:
     """Refuse an engine built on another system or by another release of the library.
 
     Raises:
         UsageError: the engine needs another one than is here; both are named.
     """
-    if facts.platform != platform_name():
+    if sidecar.platform != platform_name():
         raise UsageError(
-            f"{path} was built for {facts.platform}.",
+            f"{path} was built for {sidecar.platform}.",
             why=f"This is {platform_name()}.",
-            fix=f"Build it here from {facts.onnx_name}.",
+            fix=f"Build it here from {sidecar.onnx_name}.",
         )
-    if facts.library_version != version:
+    if sidecar.library_version != version:
         raise UsageError(
-            f"{path} was built by {facts.backend} {facts.library_version}.",
-            why=f"Here is {facts.backend} {version}, which does not read engines of other releases.",
-            fix=f"Build it here from {facts.onnx_name}, or install {facts.backend} {facts.library_version}.",
+            f"{path} was built by {sidecar.backend} {sidecar.library_version}.",
+            why=f"Here is {sidecar.backend} {version}, which does not read engines of other releases.",
+            fix=f"Build it here from {sidecar.onnx_name}, or install {sidecar.backend} {sidecar.library_version}.",
         )
 
 
-def check_device(path: Path, facts: EngineFacts, device: Device) -> None:
+def check_device(path: Path, sidecar: EngineSidecar, device: Device) -> None:
     """Refuse an engine built for another compute capability.
 
     Raises:
         UsageError: the GPU here has another; both are named.
     """
-    ampere_plus = facts.options.hardware_compatible == "ampere-plus" and device.capability >= _AMPERE
-    if device.target not in facts.targets and not ampere_plus:
-        built = f" on {facts.device}" if facts.device else ""
+    ampere_plus = sidecar.options.hardware_compatible == "ampere-plus" and device.capability >= _AMPERE
+    if device.target not in sidecar.targets and not ampere_plus:
+        built = f" on {sidecar.device}" if sidecar.device else ""
         raise UsageError(
-            f"{path} was built for {', '.join(facts.targets)}{built}.",
+            f"{path} was built for {', '.join(sidecar.targets)}{built}.",
             why=f"The GPU here is {device.describe()}.",
-            fix=f"Build it for this GPU from {facts.onnx_name}.",
+            fix=f"Build it for this GPU from {sidecar.onnx_name}.",
         )
 
 

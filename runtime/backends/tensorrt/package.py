@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ....core.tensorrt_versions import TENSORRT
 from ..package import Package
 
-# Both need it. Which of the two libraries an engine needs, its facts say: `library.py` opens that one.
+# Both need it. Which of the two libraries an engine needs, its sidecar says: `library.py` opens that one.
 POLYGRAPHY = Package(
     name="polygraphy",
     has="config",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ....core.documents.engine_facts import PluginFacts
+from ....core.documents.engine_sidecar import PluginRecord
 from ....core.error_texts import argument
 from ....core.errors import CheckFailed, MissingDependency, UsageError
 from ....core.nodes.attention import PLUGIN_NAMESPACE, PLUGIN_VERSION
@@ -80,9 +80,9 @@ def load_plugin(opened: TensorRTLibrary, library: Library) -> object | None:
     return handle  # type: ignore[no-any-return]
 
 
-def mapped_library(facts: PluginFacts | None) -> ctypes.CDLL | None:
+def mapped_library(record: PluginRecord | None) -> ctypes.CDLL | None:
     """Return the plugin library of an engine, as this process has it loaded; None if it needs none."""
-    return None if facts is None else _mapped.get(facts.sha256)
+    return None if record is None else _mapped.get(record.sha256)
 
 
 def registered_op_types(opened: TensorRTLibrary) -> list[str]:
@@ -95,13 +95,13 @@ def registered_op_types(opened: TensorRTLibrary) -> list[str]:
     ]
 
 
-def find_library(facts: PluginFacts | None, engine: Path, plugin: str = AUTO) -> Library | None:
+def find_library(record: PluginRecord | None, engine: Path, plugin: str = AUTO) -> Library | None:
     """Find the plugin library that an engine needs; None if it needs none.
 
-    The path in an engine's facts is never used: the library is looked for in the user's cache, or given by its path.
+    The path in an engine's sidecar is never used: the library is looked for in the user's cache, or given by its path.
 
     Args:
-        facts: of the engine's plugins.
+        record: of the engine's plugins.
         engine: its path, for errors.
         plugin: "auto" for the library with the stated SHA-256 in the user's own cache, "none", or a library's path.
 
@@ -110,7 +110,7 @@ def find_library(facts: PluginFacts | None, engine: Path, plugin: str = AUTO) ->
         MissingDependency: no path was given, and the cache has no such library.
         CheckFailed: the library is not the one that the engine was built with.
     """
-    if facts is None or facts.kind != "library":
+    if record is None or record.kind != "library":
         if plugin not in (AUTO, NONE):
             raise UsageError(
                 f"{engine} takes no plugin library.",
@@ -120,26 +120,26 @@ def find_library(facts: PluginFacts | None, engine: Path, plugin: str = AUTO) ->
         return None
     if plugin in (AUTO, NONE):
         try:
-            found = find(TENSORRT_PLUGIN, sha256=facts.sha256, this_release=False) if plugin == AUTO else None
+            found = find(TENSORRT_PLUGIN, sha256=record.sha256, this_release=False) if plugin == AUTO else None
         except CheckFailed as error:
-            raise _needs(facts, engine, f" {error.what} {error.why}") from error
+            raise _needs(record, engine, f" {error.what} {error.why}") from error
         if found is None:
-            raise _needs(facts, engine)
+            raise _needs(record, engine)
         return found
     library = read_named(TENSORRT_PLUGIN, Path(plugin))
-    if library.sha256 != facts.sha256:
+    if library.sha256 != record.sha256:
         raise CheckFailed(
             f"{plugin} is not the plugin library that {engine.name} was built with.",
-            why=f"Its SHA-256 is {library.sha256}; the engine was built with {facts.sha256}.",
+            why=f"Its SHA-256 is {library.sha256}; the engine was built with {record.sha256}.",
             fix="Name the library it was built with, or build the engine again.",
         )
     return library
 
 
-def _needs(facts: PluginFacts, engine: Path, more: str = "") -> MissingDependency:
-    name = Path(facts.path).name or TENSORRT_PLUGIN.file_name
+def _needs(record: PluginRecord, engine: Path, more: str = "") -> MissingDependency:
+    name = Path(record.path).name or TENSORRT_PLUGIN.file_name
     return MissingDependency(
         f"{engine} needs the plugin library {name}, which is not loaded by itself.",
-        why=f"Its SHA-256 is {facts.sha256}; your cache of libraries has none with it.{more}",
+        why=f"Its SHA-256 is {record.sha256}; your cache of libraries has none with it.{more}",
         fix=f"If you trust the library, name it: {argument('plugin', 'PATH')}.",
     )

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....core.documents.engine_facts import ProfileFacts
+from ....core.documents.engine_sidecar import ProfileRecord
 from ....core.errors import UsageError
+from ....core.renamed import RenamedAttribute
 from ....core.tensors import TensorSpec
 from ..session import Arrays, Session, check_inputs, check_names, check_shape, misfit
-from .gpu.arrays import GpuArray, GpuView, NotTaken, nbytes, view_of
+from .gpu.arrays import GpuArray, GpuView, UnusableArray, nbytes, view_of
 from .gpu.executor import Call, GpuWork, Refused, check_on_gpu, starting
 from .gpu.memory import ALIGNMENT, copy, download, empty, readable, upload
 from .kernels import loaded_kernels
@@ -43,13 +44,15 @@ class EngineSession(Session):
         MissingDependency: the GPU has not enough memory for it.
     """
 
+    facts = RenamedAttribute("sidecar")
+
     def __init__(self, opened: OpenEngine, source: str) -> None:
-        self.backend = opened.facts.backend
+        self.backend = opened.sidecar.backend
         self.provider = opened.device.provider
         self.device = opened.device
-        self.facts = opened.facts
-        self.inputs = list(opened.facts.inputs)
-        self.outputs = list(opened.facts.outputs)
+        self.sidecar = opened.sidecar
+        self.inputs = list(opened.sidecar.inputs)
+        self.outputs = list(opened.sidecar.outputs)
         self._source = source
         self._messages = opened.opened.messages
         self._lock = threading.RLock()  # one context, and one place for each tensor: one call at a time
@@ -62,7 +65,7 @@ class EngineSession(Session):
     @property
     def kernels(self) -> tuple[str, ...]:
         """Which machine code or PTX of the plugin library was loaded, a line a kernel; complete after a run."""
-        library = mapped_library(self.facts.plugin)
+        library = mapped_library(self.sidecar.plugin)
         return () if library is None else loaded_kernels(library)
 
     @property
@@ -98,7 +101,7 @@ class EngineSession(Session):
         check_names(self.inputs, inputs)
         sizes: dict[str, int] = {}
         with self._working():
-            call, outputs, _keep = self._prepared({spec: self._taken(spec, inputs, sizes) for spec in self.inputs})
+            call, outputs, _keep = self._prepared({spec: self._accepted(spec, inputs, sizes) for spec in self.inputs})
             self._launch(call)
         return outputs
 
@@ -149,7 +152,7 @@ class EngineSession(Session):
                     fix="Check that the shapes lie within the sizes it was built for: localattn inspect shows them.",
                 ) from error
 
-    def _taken(self, spec: TensorSpec, inputs: Mapping[str, Any], sizes: dict[str, int]) -> NDArray[Any] | GpuView:
+    def _accepted(self, spec: TensorSpec, inputs: Mapping[str, Any], sizes: dict[str, int]) -> NDArray[Any] | GpuView:
         """Return an input that fits, as numpy array or as a view of memory of the GPU."""
         array = inputs[spec.name]
         if isinstance(array, np.ndarray):
@@ -157,7 +160,7 @@ class EngineSession(Session):
         else:
             try:
                 ready = view_of(array, self._gpu.stream.ptr, self.device.index)
-            except NotTaken as error:
+            except UnusableArray as error:
                 raise misfit(spec, f"an array that cannot be used: {error}") from error
             if ready.dtype != spec.dtype:
                 raise misfit(spec, f"dtype {ready.dtype}")
@@ -214,8 +217,8 @@ class EngineSession(Session):
         Raises:
             UsageError: they fit none.
         """
-        ranges: dict[int, list[ProfileFacts]] = {}
-        for profile in self.facts.options.profiles:
+        ranges: dict[int, list[ProfileRecord]] = {}
+        for profile in self.sidecar.options.profiles:
             ranges.setdefault(profile.profile, []).append(profile)
         if len(ranges) < 2:
             return 0
@@ -234,7 +237,7 @@ class EngineSession(Session):
         self._closer()
 
 
-def _fits(profile: Sequence[ProfileFacts], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def _fits(profile: Sequence[ProfileRecord], shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Return whether the sizes of all inputs lie in a profile, which has an entry for each input."""
     return all(
         low <= size <= high
@@ -249,7 +252,7 @@ def open_file(path: Path, provider: str = "auto", threads: int | None = None, pl
     Raises:
         UsageError: a provider other than the GPU, a number of threads, or what `open_engine` refuses.
         MissingDependency: the library, the driver or the plugin library is missing.
-        CheckFailed: the facts or the plugin library were changed after the build.
+        CheckFailed: the sidecar or the plugin library were changed after the build.
     """
     gpu = check_place(path, provider, threads)
     return EngineSession(open_engine(path, plugin, gpu), str(path))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ....core.errors import UsageError
 from ....core.storage.library_store import AUTO
 from ....core.tensors import TensorSpec
-from ..step_file import Prefill, check_caches, other_tensors, step_facts, zeros
+from ..step_file import Prefill, check_caches, other_tensors, step_record, zeros
 from ..step_session import FileStep
 from .gpu.arrays import nbytes
 from .gpu.executor import Call, GpuWork, Refused, check_on_gpu, starting
@@ -30,28 +30,28 @@ from .session import check_place
 
 if TYPE_CHECKING:
     from ....core.documents.sidecar import Sidecar
-    from ....core.documents.step_facts import CacheFacts, StepFacts
+    from ....core.documents.step_record import CacheRecord, StepRecord
 
 
 class _Caches:
     """The caches of a model, each with the buffer that is read next and, where needed, one that takes turns with it.
 
     Args:
-        facts: of the caches.
+        records: of the caches.
         gpu: allocates their buffers.
     """
 
-    def __init__(self, facts: Sequence[CacheFacts], gpu: GpuWork) -> None:
-        self._facts, self._gpu = facts, gpu
-        self._read = [self._place(cache, cache.input) for cache in facts]
-        self._other = [0] * len(facts)  # addresses; 0 is none yet
+    def __init__(self, records: Sequence[CacheRecord], gpu: GpuWork) -> None:
+        self._records, self._gpu = records, gpu
+        self._read = [self._place(cache, cache.input) for cache in records]
+        self._other = [0] * len(records)  # addresses; 0 is none yet
 
-    def _place(self, cache: CacheFacts, name: str) -> int:
+    def _place(self, cache: CacheRecord, name: str) -> int:
         return self._gpu.buffer(name, nbytes(cache.shape, cache.dtype)).address
 
     def clear(self) -> None:
         """Upload the caches' initial values; the other buffers are written before they are read."""
-        for cache, address in zip(self._facts, self._read, strict=True):
+        for cache, address in zip(self._records, self._read, strict=True):
             value = np.full(cache.shape, cache.fill, dtype=cache.dtype)
             upload(value, address, self._gpu.stream.ptr)
             self._gpu.stream.synchronize()
@@ -62,7 +62,7 @@ class _Caches:
         Args:
             shared: for each cache, whether it is written where it is read; otherwise its other buffer is allocated.
         """
-        for index, (cache, one) in enumerate(zip(self._facts, shared, strict=True)):
+        for index, (cache, one) in enumerate(zip(self._records, shared, strict=True)):
             if not one and not self._other[index]:
                 self._other[index] = self._place(cache, cache.output)
             yield cache.input, self._read[index]
@@ -81,21 +81,21 @@ class _BoundEngine:
     Args:
         path: the engine.
         opened: the same, in the GPU.
-        facts: of the file it was built from.
+        record: of the file it was built from.
         caches: what it reads and writes.
         gpu: for everything else.
 
     Raises:
-        UsageError: the engine is not what its facts say.
+        UsageError: the engine is not what its sidecar says.
         MissingDependency: the GPU has not enough memory for it.
     """
 
-    def __init__(self, path: Path, opened: OpenEngine, facts: StepFacts, caches: _Caches, gpu: GpuWork) -> None:
-        check_caches(opened.facts, facts, path)
-        self.inputs, self.output = other_tensors(opened.facts, facts)
-        self._position_input, self._caches, self._stream = facts.position_input, caches, gpu.stream
-        self._shared = _shared(path, opened, facts)
-        fed = [*self.inputs, TensorSpec(facts.position_input, "int64", (1,))]
+    def __init__(self, path: Path, opened: OpenEngine, record: StepRecord, caches: _Caches, gpu: GpuWork) -> None:
+        check_caches(opened.sidecar, record, path)
+        self.inputs, self.output = other_tensors(opened.sidecar, record)
+        self._position_input, self._caches, self._stream = record.position_input, caches, gpu.stream
+        self._shared = _shared(path, opened, record)
+        fed = [*self.inputs, TensorSpec(record.position_input, "int64", (1,))]
         self._host = {spec.name: zeros(spec) for spec in (*fed, self.output)}
         self._device = {name: gpu.buffer((path, name), array.nbytes).address for name, array in self._host.items()}
         self._fed = [spec.name for spec in fed]
@@ -137,7 +137,7 @@ class EngineStep(FileStep):
         plugin: the plugin library of both, as `open_engine` takes it.
 
     Raises:
-        UsageError: the engine is not what its facts say.
+        UsageError: the engine is not what its sidecar says.
         MissingDependency: the GPU has not enough memory for it.
     """
 
@@ -153,17 +153,17 @@ class EngineStep(FileStep):
         plugin: str = AUTO,
     ) -> None:
         opened = open_engine(path, plugin, check_place(path, provider, threads))
-        facts = step_facts(sidecar)
-        self.backend, self.provider = opened.facts.backend, opened.device.provider
+        record = step_record(sidecar)
+        self.backend, self.provider = opened.sidecar.backend, opened.device.provider
         self._device, self._messages = opened.device, opened.opened.messages
         self._path, self._plugin, self._cuda_graph = path, plugin, False
         with starting(path, opened):
             self._gpu = GpuWork()
             self._closer = weakref.finalize(self, self._gpu.free)
-            self._caches = _Caches(facts.caches, self._gpu)
-            step = _BoundEngine(path, opened, facts, self._caches, self._gpu)
+            self._caches = _Caches(record.caches, self._gpu)
+            step = _BoundEngine(path, opened, record, self._caches, self._gpu)
             self._caches.clear()
-        self._engines = {facts.chunk: step}
+        self._engines = {record.chunk: step}
         super().__init__(path, sidecar, prefill, step.inputs, step.output)
 
     def use_cuda_graph(self) -> None:
@@ -198,13 +198,13 @@ class EngineStep(FileStep):
 
     def _open_prefill(self) -> _BoundEngine:
         assert self._prefill is not None, "only a prefill engine adds a chunk"
-        path, facts = Path(self._prefill[0]), self._prefill[1]
+        path, record = Path(self._prefill[0]), self._prefill[1]
         opened = open_engine(path, self._plugin, self._device.index)
         with starting(path, opened):
-            bound = _BoundEngine(path, opened, facts, self._caches, self._gpu)
+            bound = _BoundEngine(path, opened, record, self._caches, self._gpu)
         if self._cuda_graph:
             bound.executor.use_graphs()
-        self._engines[facts.chunk] = bound
+        self._engines[record.chunk] = bound
         return bound
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class EngineStep(FileStep):
         self._closer()
 
 
-def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:
+def _shared(path: Path, opened: OpenEngine, record: StepRecord) -> list[bool]:
     """Return, for each cache, whether the engine writes it where it reads it.
 
     Raises:
@@ -220,8 +220,8 @@ def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:
     """
     check_on_gpu(path, opened)
     ask = getattr(opened.engine, "get_aliased_input_tensor", lambda _: None)
-    owners = [ask(cache.output) or None for cache in facts.caches]
-    fits = all(owner in (None, cache.input) for owner, cache in zip(owners, facts.caches, strict=True))
+    owners = [ask(cache.output) or None for cache in record.caches]
+    fits = all(owner in (None, cache.input) for owner, cache in zip(owners, record.caches, strict=True))
     if not fits:
         raise UsageError(
             f"{path} cannot be stepped.",

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 
 @cache
-def _beside(name: str) -> types.ModuleType:
+def _script(name: str) -> types.ModuleType:
     """Load the script `name` in this folder from its source."""
     module = sys.modules[name] = types.ModuleType(name)  # dataclasses look up their module
     source = Path(__file__).with_name(f"{name}.py")
@@ -52,7 +52,7 @@ if TYPE_CHECKING or __package__:
     from . import check_files, results
 else:
     _scripts = ("check_files", "library_image", "results", "judgement", "wire_model")
-    check_files, library_image, results, judgement, wire_model = map(_beside, _scripts)
+    check_files, library_image, results, judgement, wire_model = map(_script, _scripts)
 
 ALTERED, NO_BUNDLE, MISSING = check_files.ALTERED, check_files.NO_BUNDLE, check_files.MISSING
 Fault = check_files.Fault
@@ -281,7 +281,7 @@ def open_engine(path: Path, model: Report, plugins: list[Report]) -> tuple[str, 
     if TYPE_CHECKING or __package__:
         from . import run_engine
     else:
-        run_engine = _beside("run_engine")
+        run_engine = _script("run_engine")
     try:
         return str(model["backend"]), *run_engine.open_engine(path, model, plugins)
     except run_engine.NotHere as error:
@@ -295,7 +295,7 @@ def compare(actual: Any, expected: Any, tolerance: Report) -> Report:
     if TYPE_CHECKING or __package__:
         from ....core import closeness
     else:
-        closeness = _beside("closeness")
+        closeness = _script("closeness")
     import numpy as np
 
     actual, expected = np.asarray(actual), np.asarray(expected)

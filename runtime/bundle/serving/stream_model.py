@@ -53,31 +53,31 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Open the files; called once by the server."""
         folder = Path(args["model_repository"], args["model_version"])
-        self.facts = json.loads((folder / "stream.json").read_text())
+        self.settings = json.loads((folder / "stream.json").read_text())
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        if self.facts["threads"]:
-            options.intra_op_num_threads = self.facts["threads"]
-        for library in self.facts["libraries"]:
+        if self.settings["threads"]:
+            options.intra_op_num_threads = self.settings["threads"]
+        for library in self.settings["libraries"]:
             options.register_custom_ops_library(library)
         providers = ["CPUExecutionProvider"]
         if args["model_instance_kind"] == "GPU" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
             providers.insert(0, "CUDAExecutionProvider")
         self.sessions = {
             int(chunk): onnxruntime.InferenceSession(folder / path, options, providers=providers)
-            for chunk, path in self.facts["files"].items()
+            for chunk, path in self.settings["files"].items()
         }
         self.chunks = sorted(self.sessions)
-        self.rows, self.axis = self.facts["rows"], self.facts["sequence_axis"]
-        self.output = self.facts["output"]
-        self.names = [self.output, *(cache["output"] for cache in self.facts["caches"])]
+        self.rows, self.axis = self.settings["rows"], self.settings["sequence_axis"]
+        self.output = self.settings["output"]
+        self.names = [self.output, *(cache["output"] for cache in self.settings["caches"])]
         self.sequences: dict[Any, Sequence] = {}
         self._step([self._warm()], self.chunks[0])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer requests of different sequences; called by the server."""
         now = time.monotonic()
-        for name in [name for name, kept in self.sequences.items() if now - kept.used > self.facts["idle_seconds"]]:
+        for name in [name for name, kept in self.sequences.items() if now - kept.used > self.settings["idle_seconds"]]:
             del self.sequences[name]  # the server has dropped the sequence too
         work = [self._begin(request) for request in requests]
         self._run([each for each in work if isinstance(each, Work)])
@@ -99,17 +99,17 @@ class TritonPythonModel:
 
     def _fresh(self) -> Sequence:
         rows = slice(0, 1) if self.rows else slice(None)
-        caches = self.facts["caches"]
+        caches = self.settings["caches"]
         return Sequence({x["input"]: np.full(x["shape"], x["fill"], x["dtype"])[rows] for x in caches})
 
     def _warm(self) -> Work:
         rows = slice(0, 1) if self.rows else slice(None)
-        feed = {x["name"]: np.zeros(x["shape"], x["dtype"])[rows] for x in self.facts["inputs"]}
+        feed = {x["name"]: np.zeros(x["shape"], x["dtype"])[rows] for x in self.settings["inputs"]}
         return Work(self._fresh(), feed, self.chunks[0], 0, 0.0)
 
     def _work(self, sequence: Sequence, request: Any) -> Work:
         sequence.used = time.monotonic()
-        names = [x["name"] for x in self.facts["inputs"]]
+        names = [x["name"] for x in self.settings["inputs"]]
         feed = {name: self._array(request, name) for name in names}
         first = names[0]
         length = int(feed[first].shape[self.axis])
@@ -117,7 +117,7 @@ class TritonPythonModel:
             raise Refused(f"The inputs {', '.join(names)} have different numbers of positions, or none.")
         if self.rows and len(feed[first]) != 1:
             raise Refused(f"{first} has {len(feed[first])} sequences; a request may have only one.")
-        limit = self.facts["vocabulary"]
+        limit = self.settings["vocabulary"]
         if limit and (feed[first].min() < 0 or feed[first].max() >= limit):
             raise Refused(f"{first} contains a token outside 0 to {limit - 1}.")
         new, temperature = int(self._number(request, _NEW)), float(self._number(request, _TEMPERATURE))
@@ -125,7 +125,7 @@ class TritonPythonModel:
             raise Refused(f"{_NEW} and {_TEMPERATURE} must be 0 or more.")
         if seed := int(self._number(request, _SEED)):
             sequence.generator = np.random.Generator(np.random.PCG64(abs(seed)))
-        most, needed = self.facts["max_positions"], length + max(0, new - 1)
+        most, needed = self.settings["max_positions"], length + max(0, new - 1)
         if most is not None and sequence.position + needed > most:
             raise Refused(
                 f"The model has {most} positions: {sequence.position} are used, and this request needs {needed} more. "
@@ -174,7 +174,7 @@ class TritonPythonModel:
         work.generated.append(token)
         if len(work.generated) == work.new:
             return False  # the last token begins the client's next request
-        name = self.facts["inputs"][0]["name"]
+        name = self.settings["inputs"][0]["name"]
         dtype = work.feed[name].dtype
         work.feed = {name: np.concatenate([work.feed[name], np.array([[token]], dtype)], 1)}
         work.length += 1
@@ -199,14 +199,14 @@ class TritonPythonModel:
         """Run one call for sequences at the same position, one row each."""
         pieces = [{k: x[_places(self.axis, w.done, size)] for k, x in w.feed.items()} for w in group]
         feed = {name: self._rows([piece[name] for piece in pieces]) for name in pieces[0]}
-        for cache in self.facts["caches"]:
+        for cache in self.settings["caches"]:
             feed[cache["input"]] = self._rows([each.sequence.caches[cache["input"]] for each in group])
-        feed[self.facts["position"]] = np.array([group[0].sequence.position], np.int64)
+        feed[self.settings["position"]] = np.array([group[0].sequence.position], np.int64)
         found = dict(zip(self.names, self.sessions[size].run(self.names, feed), strict=True))
         for row, each in enumerate(group):
             of = slice(row, row + 1) if self.rows else slice(None)
             each.outputs.append(found[self.output][of])
-            each.sequence.caches = {x["input"]: found[x["output"]][of] for x in self.facts["caches"]}
+            each.sequence.caches = {x["input"]: found[x["output"]][of] for x in self.settings["caches"]}
             each.sequence.position += size
             each.done += size
 

@@ -19,8 +19,8 @@ const receive = {
   loading({ line }) {
     say(`${line} …`);
   },
-  ready({ kind, ...facts }) {
-    model = facts;
+  ready({ kind, ...details }) {
+    model = details;
     state.ready = true;
     element("cache").textContent = bytesText(model.cacheBytes);
     element("filled").parentElement.classList.toggle("endless", model.maxPositions === Infinity);

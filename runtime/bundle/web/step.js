@@ -38,17 +38,17 @@ export class StepModel {
     model.sidecar = await model.#add(files.step, data);
     if (files.prefill) await model.#add(files.prefill, data);
 
-    const { facts } = model;
+    const { record } = model;
     model.vocabulary = files.vocabulary;
-    model.maxPositions = facts.max_positions ?? Infinity;
+    model.maxPositions = record.max_positions ?? Infinity;
     model.chunks = [...model.#sessions.keys()].sort((one, other) => other - one);
-    model.#caches = facts.caches.map((cache) => model.#empty(cache));
+    model.#caches = record.caches.map((cache) => model.#empty(cache));
     model.cacheBytes = model.#caches.reduce((sum, cache) => sum + cache.data.byteLength, 0);
     return model;
   }
 
   /** How the step file is called. */
-  get facts() {
+  get record() {
     return this.sidecar.step;
   }
 
@@ -62,7 +62,7 @@ export class StepModel {
     return { position: this.position, caches: this.#caches };
   }
 
-  restore(saved = { position: 0, caches: this.facts.caches.map((cache) => this.#empty(cache)) }) {
+  restore(saved = { position: 0, caches: this.record.caches.map((cache) => this.#empty(cache)) }) {
     this.position = saved.position;
     this.#caches = saved.caches;
   }
@@ -71,20 +71,20 @@ export class StepModel {
    * Consume tokens in one call of the file that takes the most of them.
    *
    * @param {number[]} tokens one at least
-   * @returns {Promise<{taken: number, logits: ArrayLike<number>}>} how many, and the scores of the token after them
+   * @returns {Promise<{consumed: number, logits: ArrayLike<number>}>} how many, and the scores of the token after them
    */
   async call(tokens) {
-    const taken = this.chunks.find((chunk) => chunk <= tokens.length);
-    const { facts } = this;
+    const consumed = this.chunks.find((chunk) => chunk <= tokens.length);
+    const { record } = this;
     const feeds = {
-      [facts.token_input]: this.#integers(tokens.slice(0, taken), [1, taken]),
-      [facts.position_input]: this.#integers([this.position], [1]),
+      [record.token_input]: this.#integers(tokens.slice(0, consumed), [1, consumed]),
+      [record.position_input]: this.#integers([this.position], [1]),
     };
-    facts.caches.forEach((cache, index) => (feeds[cache.input] = this.#caches[index]));
-    const results = await this.#sessions.get(taken).run(feeds);
-    this.#caches = facts.caches.map((cache) => results[cache.output]);
-    this.position += taken;
-    return { taken, logits: results[facts.logits_output].data.subarray(-this.vocabulary) };
+    record.caches.forEach((cache, index) => (feeds[cache.input] = this.#caches[index]));
+    const results = await this.#sessions.get(consumed).run(feeds);
+    this.#caches = record.caches.map((cache) => results[cache.output]);
+    this.position += consumed;
+    return { consumed, logits: results[record.logits_output].data.subarray(-this.vocabulary) };
   }
 
   /** Load one ONNX file, with the weights beside it; returns its sidecar. */

@@ -69,7 +69,7 @@ async function read(prompt, stopped) {
   let logits;
   for (let start = model.position; start < prompt.length && !stopped(); ) {
     const call = await model.call(prompt.slice(start));
-    start += call.taken;
+    start += call.consumed;
     logits = call.logits;
     if (start === last) remembered = { tokens: prompt.slice(0, start), state: model.save() };
     await messages();

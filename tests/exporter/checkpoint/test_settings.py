@@ -13,7 +13,7 @@ from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.describe import describe_checkpoint
 from localattn.exporter.checkpoint.load import load_state
 from localattn.exporter.checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 
 torch = pytest.importorskip("torch")
 local_attention = pytest.importorskip("local_attention")

@@ -189,7 +189,7 @@ def test_a_table_that_holds_itself_ends(tmp_path: Path) -> None:
 
 
 def test_commands_read_the_entry(localattn: Callable[..., Any], tmp_path: Path) -> None:
-    """export and inspect name the other set, under -q too; the entry goes into the facts, and parity reads the same."""
+    """export and inspect name the other set, under -q too; the sidecar has the entry, and parity reads the same."""
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", TINY)
     trained = torch.load(checkpoint)
     average = {name: tensor + 0.1 if tensor.is_floating_point() else tensor for name, tensor in trained.items()}

@@ -19,7 +19,7 @@ from localattn.exporter.checks.probe import probes
 from localattn.exporter.checks.quadratic_memory import is_square
 from localattn.exporter.lowering.function_parts import define
 from localattn.exporter.lowering.grouped_function import grouped_function
-from localattn.onnx_graph.facts import inspect_onnx
+from localattn.onnx_graph.summary import inspect_onnx
 from localattn.onnx_graph.windows import windows_of_file
 
 from ...support.models.grouped_model import GroupedCase

@@ -25,7 +25,8 @@ from localattn.core.tolerance import TOLERANCES, Tolerance, tolerance_for
 from localattn.demo import checkpoint_path, config_path
 from localattn.exporter.checks.parity import baseline_meter, parity_record
 from localattn.exporter.export import ExportRequest, export, open_request
-from localattn.exporter.models.family import TORCH_DTYPE, ShapeRequest
+from localattn.exporter.models.family import TORCH_DTYPE
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source.reference_runner import ReferenceRunner
 from localattn.exporter.source.source_model import SourceModel
 from localattn.exporter.source.untouched_module import UntouchedRunner, untouched_module
@@ -279,11 +280,11 @@ def test_parity_measures_it_again_and_the_sidecar_serves_where_torch_is_not(
     first, second = again["tolerance"]["baseline"], recorded["tolerance"]["baseline"]
     assert first["relative_rms"] == pytest.approx(second["relative_rms"], rel=0.1)  # over fewer rows
     assert second["source"] == f"{first['source']}, as the sidecar of half.onnx recorded it"
-    assert "at most 1.5" in recorded["beside_baseline"][0] and recorded["overall"][0]["passed"]
+    assert "at most 1.5" in recorded["against_baseline"][0] and recorded["overall"][0]["passed"]
     page = localattn("parity", half, "--against", full, "--seeds", 1, "--format", "md").out
     assert "Compared with the untouched module" in page and "as the sidecar of half.onnx recorded it" in page
-    facts = sidecar_path(half)
-    written = json.loads(facts.read_text())
+    sidecar = sidecar_path(half)
+    written = json.loads(sidecar.read_text())
     for doubtful in (
         {"dtype": "bf16"},
         {"dtype": "fp16", "relative_rms": 5.0},
@@ -291,7 +292,7 @@ def test_parity_measures_it_again_and_the_sidecar_serves_where_torch_is_not(
         for check in written["checks"]:
             if check["baseline"] is not None:
                 check["baseline"] |= doubtful
-        facts.write_text(json.dumps({name: value for name, value in written.items() if name != SEAL}))
+        sidecar.write_text(json.dumps({name: value for name, value in written.items() if name != SEAL}))
         doubted = json.loads(localattn("parity", half, "--against", full, "--seeds", 1, "--format", "json").out)
         assert doubted["tolerance"]["baseline"] is None
         assert any("no sidecar records the untouched module's own error" in line for line in doubted["notes"])

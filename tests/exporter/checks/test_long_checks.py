@@ -11,7 +11,7 @@ import pytest
 from localattn.exporter.checks import window
 from localattn.exporter.export import ExportRequest, open_request
 from localattn.exporter.lowering import attention_function, functions, trace
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source import reference_runner
 from localattn.exporter.source.source_model import SourceModel
 from localattn.runtime.backends.onnxruntime.session import open_bytes

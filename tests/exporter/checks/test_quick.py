@@ -14,7 +14,7 @@ from localattn.core.documents.sidecar import CheckRecord, read_sidecar
 from ...conftest import Finished
 
 Command = Callable[..., Finished]
-LEFT_OUT = ("window", "linear memory")
+QUICK_SKIPS = ("window", "linear memory")
 
 
 def written(model: Path) -> dict[str, CheckRecord]:
@@ -35,10 +35,10 @@ def test_a_checkpoint(options: tuple[str, ...], tiny: Path, localattn: Command) 
     checks = written(model)
     assert {name: check.status for name, check in checks.items()} == {
         **dict.fromkeys(("onnx checker", "onnxruntime loads", "parity", "no wide integers"), "passed"),
-        **dict.fromkeys(LEFT_OUT, "skipped"),
+        **dict.fromkeys(QUICK_SKIPS, "skipped"),
     }
     assert ", 1 row of tokens drawn by rank, " in checks["parity"].detail
-    for name in LEFT_OUT:
+    for name in QUICK_SKIPS:
         assert f"✓ {name}" not in ended.out and f"- {name}" in ended.out
         assert "not run in the quick checks" in checks[name].detail
     assert not any("window" in stage or "memory" in stage for stage in ended.stages)
@@ -59,7 +59,7 @@ def test_a_module_of_ones_own(tmp_path: Path, localattn: Command, monkeypatch: p
     )
     assert ended.code == 0, ended.err
     found = {check["name"]: check["status"] for check in json.loads(ended.out)["checks"]}
-    assert found["parity"] == "passed" and [found[name] for name in LEFT_OUT] == ["skipped"] * 2
+    assert found["parity"] == "passed" and [found[name] for name in QUICK_SKIPS] == ["skipped"] * 2
 
 
 def test_a_fault_is_found_as_ever(tiny: Path, localattn: Command) -> None:

@@ -225,13 +225,13 @@ def test_what_is_known_of_a_node_changes_no_result(variant: NodeVariant, perm: t
         shared = geometry.causal
         attributes = NodeAttributes(geometry, 0.3, perm=perm, query_block=block, xpos_scale_base=base, shared_qk=shared)
         for length in (block, 2 * block, geometry.keys_per_window + block, 6 * block):
-            facts = properties_of(variant, attributes.as_onnx(), length)
-            assert facts.aligned
-            assert facts.heads_first == (perm == HEADS_FIRST)
+            properties = properties_of(variant, attributes.as_onnx(), length)
+            assert properties.aligned
+            assert properties.heads_first == (perm == HEADS_FIRST)
             short = block < length <= geometry.keys_per_window and not (variant.has_bias or variant.has_xpos)
-            assert facts.whole == short
+            assert properties.whole == short
             sees = 1 if geometry.exact_windowsize else block  # positions from its window's first one on
-            assert facts.all_seen == (short and not geometry.causal and length <= sees + geometry.forward_reach)
+            assert properties.all_seen == (short and not geometry.causal and length <= sees + geometry.forward_reach)
             feed = feed_for(variant, attributes, length)
             known = one_node(variant, attributes, length)
             plain = one_node(variant, attributes, length)
@@ -270,9 +270,9 @@ def test_parts_change_no_bit(variant: NodeVariant, geometry: WindowGeometry, mon
         output = run(model, feed)
         check(output, attributes, feed, "fp32")
         splits = [node for node in model.functions[0].node if node.op_type == "Split"]
-        facts = properties_of(variant, attributes.as_onnx(), length, 4)
-        assert facts.whole or bool(facts.parts) == (-(-length // block) > most)
-        assert bool(splits) == bool(facts.parts)
+        properties = properties_of(variant, attributes.as_onnx(), length, 4)
+        assert properties.whole or bool(properties.parts) == (-(-length // block) > most)
+        assert bool(splits) == bool(properties.parts)
         cut += bool(splits)
         np.testing.assert_array_equal(output, run(without_parts(variant, attributes, model, length), feed))
     assert cut
@@ -289,12 +289,12 @@ def test_parts_are_all_blocks_and_inside_where_they_say(
         for length in range(1, 9 * block + keys, 1 + block // 4):
             for most in (1, 2, 5):
                 monkeypatch.setattr(function_properties, "PART_BYTES", most * 4 * block * keys)
-                facts = properties_of(variant, attributes, length, 1)
-                if facts.whole or not facts.parts:
+                properties = properties_of(variant, attributes, length, 1)
+                if properties.whole or not properties.parts:
                     continue
-                assert sum(part.blocks for part in facts.parts) == -(-length // block)
+                assert sum(part.blocks for part in properties.parts) == -(-length // block)
                 at = 0
-                for part in facts.parts:
+                for part in properties.parts:
                     starts = np.arange(at, at + part.blocks) * block
                     first, end = starts - geometry.backward_reach, starts + block + geometry.forward_reach
                     assert part.inside == bool((first >= 0).all() and (end <= length).all())

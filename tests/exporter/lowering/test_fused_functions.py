@@ -329,6 +329,6 @@ def test_what_a_check_of_a_library_expects() -> None:
 def test_a_library_with_a_fault_does_not_pass_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "SOURCES", mutated(tmp_path, "fused.inl", *FAULTS["gelu"][:2]))
-    facts = build.build_library(tmp_path / "faulty.so", arch=host_arch())
+    built = build.build_library(tmp_path / "faulty.so", arch=host_arch())
     with pytest.raises(CheckFailed, match="GatedGelu in fp32 computes something else"):
-        check_library(read_named(CPU_KERNELS, facts.path))
+        check_library(read_named(CPU_KERNELS, built.path))

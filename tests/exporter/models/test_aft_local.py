@@ -27,7 +27,7 @@ from localattn.exporter.lowering.functions import attach_functions  # noqa: E402
 from localattn.exporter.models.aft_local.family import AFT_LOCAL  # noqa: E402
 from localattn.exporter.models.aft_local.module import AFTLocal  # noqa: E402
 from localattn.exporter.models.aft_local.reference import aft_local  # noqa: E402
-from localattn.exporter.models.family import ShapeRequest  # noqa: E402
+from localattn.exporter.options import ShapeRequest  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

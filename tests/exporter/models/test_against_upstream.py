@@ -12,7 +12,7 @@ import torch
 
 from localattn.exporter.checkpoint.infer_config import canonical_state
 from localattn.exporter.models import family
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source.source_model import SourceModel
 
 from ...support.reference import rows_without_keys
@@ -80,9 +80,9 @@ def test_references_import_nothing_of_what_they_judge() -> None:
 def test_the_grid_reaches_every_option() -> None:
     seen: dict[str, set[object]] = {}
     for case in CASES:
-        facts = dict(case.kwargs) | {"mask": case.mask, "bias": case.attn_bias, "batch": case.batch}
-        facts |= {"phase": case.length % case.geometry.window_size, "mixes": case.mixes_residuals}
-        for name, value in facts.items():
+        properties = dict(case.kwargs) | {"mask": case.mask, "bias": case.attn_bias, "batch": case.batch}
+        properties |= {"phase": case.length % case.geometry.window_size, "mixes": case.mixes_residuals}
+        for name, value in properties.items():
             seen.setdefault(name, set()).add(value)
     assert len(CASES) >= 220
     assert seen["look_backward"] == {0, 1, 2, 3}

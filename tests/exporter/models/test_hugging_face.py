@@ -22,7 +22,6 @@ from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint, open_
 from localattn.exporter.checks.sweep import fewer_sizes, shows
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.jobs.module import ModuleOptions, plan_module
-from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import observe
 from localattn.exporter.models.hugging_face.arguments import Layer, words
 from localattn.exporter.models.hugging_face.config import made_config
@@ -32,6 +31,7 @@ from localattn.exporter.models.hugging_face.quirks import Quirks
 from localattn.exporter.models.hugging_face.reading import describe
 from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.inputs.size_sweep import sweep_sizes
 
 from ...conftest import Finished

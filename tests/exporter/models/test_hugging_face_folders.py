@@ -18,11 +18,11 @@ import torch
 from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.load import load_state
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
-from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import weights
 from localattn.exporter.models.hugging_face.changed_meaning import warnings_of
 from localattn.exporter.models.hugging_face.folder import files
 from localattn.exporter.models.hugging_face.types import known, quirks_of
+from localattn.exporter.options import ShapeRequest
 
 from ...conftest import Finished
 from ...support import run_folder
@@ -84,7 +84,7 @@ def _fifo(name: str) -> Callable[[Path], None]:
     return make
 
 
-def _fifo_beside(folder: Path, name: str) -> None:
+def _fifo_in_folder(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
 
@@ -95,7 +95,7 @@ def _fifo_shard(folder: Path) -> None:
     os.mkfifo(folder / "shard.safetensors")
 
 
-def _fifo_beside_shards(folder: Path) -> None:
+def _fifo_next_to_shards(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "shard-00000-model-00001-of-00001.safetensors")
 
@@ -127,9 +127,9 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a FIFO as index": (_fifo("f.safetensors.index.json"), "pipe"),
     "a FIFO as weights": (_fifo("model.safetensors"), "pipe"),
     "a FIFO as shard": (_fifo_shard, "pipe"),
-    "a FIFO as distributed shard": (_fifo_beside_shards, "pipe"),
+    "a FIFO as distributed shard": (_fifo_next_to_shards, "pipe"),
     "distributed shards beside other weights": (_twice, "weights twice"),
-    "a FIFO that transformers reads besides": (lambda f: _fifo_beside(f, "generation_config.json"), "pipe"),
+    "a FIFO that transformers reads besides": (lambda f: _fifo_in_folder(f, "generation_config.json"), "pipe"),
     "a link to nothing": (_dangling, r"link to \.\./blobs/gone, which does not exist"),
 }
 
@@ -263,7 +263,7 @@ def test_a_checkpoint_that_is_written_while_it_is_exported_is_refused(
     from localattn.exporter import export as exporter
     from localattn.exporter.jobs import checkpoint
 
-    described = checkpoint.model_facts
+    described = checkpoint.model_entries
 
     def write_first(*given: Any) -> Any:
         with tiny.open("r+b") as stream:
@@ -271,7 +271,7 @@ def test_a_checkpoint_that_is_written_while_it_is_exported_is_refused(
             stream.write(b"\0")
         return described(*given)
 
-    monkeypatch.setattr(checkpoint, "model_facts", write_first)
+    monkeypatch.setattr(checkpoint, "model_entries", write_first)
     with pytest.raises(UsageError, match="changed while it was read"):
         exporter.export(exporter.ExportRequest(tiny, tmp_path / "model.onnx", checks="quick"))
     assert not (tmp_path / "model.onnx").exists()

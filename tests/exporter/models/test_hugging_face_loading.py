@@ -20,9 +20,9 @@ from torch import Tensor
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint, open_live
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import module, reading, weights
 from localattn.exporter.models.hugging_face.family import HuggingFaceFamily
+from localattn.exporter.options import ShapeRequest
 
 from ...conftest import Finished
 from ...support import run_folder

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 
 from ...runtimes.environments import Absent, Environment, made
 from ...support.models.hugging_face import CASES, build

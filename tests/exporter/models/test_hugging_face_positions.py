@@ -14,8 +14,8 @@ from localattn import export_module
 from localattn.core.errors import UsageError
 from localattn.core.tensors import POSITION_IDS
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.parts.float64 import InFloat64
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.inputs.arrays import random_inputs
 
 from ...conftest import Finished

@@ -18,10 +18,10 @@ from localattn.benchmarks.hugging_face.traffic import bytes_of_token
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import UsageError
 from localattn.exporter.export import ExportRequest
-from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face.arguments import HuggingFaceArgs, Layer
 from localattn.exporter.models.hugging_face.step_module import RotaryTable, step_arguments
 from localattn.exporter.models.parts.float64 import InFloat64
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.backends.onnxruntime import step_session
 from localattn.runtime.backends.onnxruntime.step_session import OnnxRuntimeStep
 from localattn.runtime.generation.generator import Generator
@@ -196,16 +196,16 @@ def test_it_goes_on_from_saved_caches_in_plain_onnxruntime(files: Callable[[str]
     step, ids = files(name).step(), prompt(5 * WINDOW, 2)
     sidecar = read_sidecar(step)
     assert sidecar is not None and sidecar.step is not None
-    facts = sidecar.step
+    record = sidecar.step
     whole = Generator.open(step, "cpu", 1)
-    state = {cache.input: np.zeros(cache.shape, cache.dtype) for cache in facts.caches}
+    state = {cache.input: np.zeros(cache.shape, cache.dtype) for cache in record.caches}
 
     def run(state: dict[str, Any], tokens: Sequence[int], first: int) -> tuple[dict[str, Any], NDArray[Any]]:
         """Feed tokens in a session of its own."""
         session = onnxruntime.InferenceSession(step, providers=["CPUExecutionProvider"])
-        names = [facts.logits_output, *(cache.output for cache in facts.caches)]
+        names = [record.logits_output, *(cache.output for cache in record.caches)]
         for place, token in enumerate(tokens):
-            fed = {facts.token_input: np.array([[token]]), facts.position_input: np.array([first + place])}
+            fed = {record.token_input: np.array([[token]]), record.position_input: np.array([first + place])}
             logits, *after = session.run(names, {**fed, **state})
             state = dict(zip(state, after, strict=True))
         return state, logits

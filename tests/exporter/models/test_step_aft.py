@@ -11,7 +11,7 @@ from torch import Tensor
 from localattn.core.errors import UsageError
 from localattn.exporter.models.aft_local.arguments import AFTLocalArgs
 from localattn.exporter.models.aft_local.reference import aft_local
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source.source_model import SourceModel
 from localattn.exporter.source.step_source import StepSource
 

@@ -100,8 +100,8 @@ def test_equals_upstreams_full_pass_on_the_large_grid(case: Case) -> None:
 def test_the_grid_reaches_every_option() -> None:
     seen: dict[str, set[object]] = {}
     for case in CASES:
-        facts = dict(case.kwargs) | {"bias": case.attn_bias, "batch": case.batch, "mixes": case.mixes_residuals}
-        for name, value in facts.items():
+        properties = dict(case.kwargs) | {"bias": case.attn_bias, "batch": case.batch, "mixes": case.mixes_residuals}
+        for name, value in properties.items():
             seen.setdefault(name, set()).add(value)
     assert seen["look_backward"] == {0, 1, 2, 3}
     assert seen["num_residual_streams"] == {1, 2, 4}

@@ -20,8 +20,8 @@ from localattn.core.errors import CheckFailed, UsageError
 from localattn.exporter.checkpoint.describe import describe_checkpoint
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models import registry
-from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.forms import FolderFamily, FolderRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime import load
 
 from ...conftest import Finished

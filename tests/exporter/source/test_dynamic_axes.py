@@ -13,9 +13,9 @@ import torch
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.local_attention import module
 from localattn.exporter.models.parts.rotary import RotaryTable
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime import load
 
 from ...conftest import TINY, Finished, save_upstream

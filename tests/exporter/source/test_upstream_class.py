@@ -12,7 +12,7 @@ import torch
 from localattn.core.errors import CheckFailed
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source import upstream_class
 from localattn.exporter.source.source_model import SourceModel
 from localattn.exporter.source.upstream_class import upstream_module

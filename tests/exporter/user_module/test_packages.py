@@ -56,8 +56,8 @@ def test_a_published_model_exports_and_passes_every_check(
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     report = export_module(module, inputs_of(table, factory), tmp_path / "model.onnx")
     assert set(statuses(report.sidecar).values()) == {"passed"}
-    assert [facts.replaced for facts in report.sidecar.layers] == [True] * layers
-    assert {facts.window_size for facts in report.sidecar.windows} == {window}
+    assert [record.replaced for record in report.sidecar.layers] == [True] * layers
+    assert {record.window_size for record in report.sidecar.windows} == {window}
     assert len(report.sidecar.windows) == layers
     after = module.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

@@ -318,8 +318,8 @@ def test_tiles_to_try() -> None:
     found = list(tune.tiles())
     assert len(set(found)) == len(found) > 20
     spec, target = KernelSpec("fp16", 64), TARGETS["sm_90"]
-    assert tune.why_left_out(spec, target, tune.Tile(64, 64, 4, 2)) == ""
-    assert "shared memory" in tune.why_left_out(spec, TARGETS["sm_80"], tune.Tile(128, 128, 8, 5))
+    assert tune.why_skipped(spec, target, tune.Tile(64, 64, 4, 2)) == ""
+    assert "shared memory" in tune.why_skipped(spec, TARGETS["sm_80"], tune.Tile(128, 128, 8, 5))
     assert {case.length for case in tune.cases_for(spec, [64, 256])} == {tune.LENGTH}
 
 

@@ -13,7 +13,7 @@ from localattn.core.nodes.attention import HEADS_FIRST
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.kernel.tiles import tile_for
 from localattn.plugins.library.build import build_library
-from localattn.plugins.library.facts import host_arch
+from localattn.plugins.library.sidecar import host_arch
 
 from ...support.native import fp8_attention as fp8
 from ...support.native.kernel_cases import Case

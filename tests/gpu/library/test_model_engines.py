@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localattn.core.documents.engine_facts import read_engine_facts
+from localattn.core.documents.engine_sidecar import read_engine_sidecar
 
 from ...conftest import Finished, save_upstream
 from ...support.models.engine_models import SMALL, needs_plugin_tools, needs_rtx
@@ -27,11 +27,11 @@ def engine_of(localattn: Callable[..., Finished], model: Path) -> tuple[int, lis
     options = ("--backend", "tensorrt-rtx", "--target", "rtx40", "--plugin", "library")
     finished = localattn("build", model, "-o", engine, *options)
     assert finished.code == 0, finished.err
-    facts = read_engine_facts(engine)
-    checks = {check.name: check for check in facts.checks}
+    sidecar = read_engine_sidecar(engine)
+    checks = {check.name: check for check in sidecar.checks}
     assert checks["plugin in network"].status == "passed"
-    assert facts.plugin is not None
-    kernels = facts.plugin.kernels
+    assert sidecar.plugin is not None
+    kernels = sidecar.plugin.kernels
     return int(checks["plugin in network"].detail.split()[1]), [kernel.model_dump_json() for kernel in kernels]
 
 

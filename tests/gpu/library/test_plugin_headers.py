@@ -12,7 +12,7 @@ from localattn.core.errors import MissingDependency, UsageError
 from localattn.core.extras import as_installed
 from localattn.plugins import compilers
 from localattn.plugins.library import headers
-from localattn.plugins.library.facts import ARCHITECTURES, Arch
+from localattn.plugins.library.sidecar import ARCHITECTURES, Arch
 
 from ...support.native.plugin_build import without_zig
 

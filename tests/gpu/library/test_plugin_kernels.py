@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from localattn.core.documents.engine_facts import KernelName
+from localattn.core.documents.engine_sidecar import KernelName
 from localattn.doctor.probe_process import __file__ as probe_process
-from localattn.plugins.library.facts import host_arch
+from localattn.plugins.library.sidecar import host_arch
 from localattn.runtime.backends.tensorrt.kernels import ELEMENTS
 
 from ...support.native.plugin_build import DTYPE, HEAD_DIM, library, stand_in_driver
@@ -22,7 +22,7 @@ from ...support.native.plugin_build import DTYPE, HEAD_DIM, library, stand_in_dr
 # What `inspect` and then `run` do with an open engine's library.
 PROGRAM = """
 import ctypes, json, sys
-from localattn.core.documents.engine_facts import KernelName
+from localattn.core.documents.engine_sidecar import KernelName
 from localattn.runtime.backends.tensorrt.device import primary_context
 from localattn.runtime.backends.tensorrt.kernels import load_kernels, loaded_kernels
 library = ctypes.CDLL(sys.argv[1])

@@ -13,11 +13,11 @@ import pytest
 import localattn
 from localattn.core.errors import CheckFailed
 from localattn.core.nodes.attention import SEQUENCE_FIRST
-from localattn.core.storage.library_store import TENSORRT_PLUGIN, read_facts, read_named
+from localattn.core.storage.library_store import TENSORRT_PLUGIN, read_library_sidecar, read_named
 from localattn.plugins.kernel.compile import compile_kernel
 from localattn.plugins.kernel.spec import KernelSpec, grid, pack_scalars
 from localattn.plugins.kernel.targets import TARGETS
-from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch, parse_facts
+from localattn.plugins.library.sidecar import ARCHITECTURES, Arch, host_arch, parse_sidecar
 from localattn.runtime.backends.tensorrt.kernels import RING_KERNELS
 
 from ...support.native.plugin_build import (
@@ -53,11 +53,11 @@ from ...support.native.plugin_drive import (
 def test_links_no_nvidia_library_and_exports_its_functions_alone(arch: Arch) -> None:
     if shutil.which("readelf") is None:
         pytest.skip("readelf (package binutils) reads the library")
-    facts = library(arch)
+    sidecar = library(arch)
 
     def readelf(*options: str) -> str:
         return subprocess.run(
-            ["readelf", "-W", *options, str(facts.path)], capture_output=True, text=True, check=True
+            ["readelf", "-W", *options, str(sidecar.path)], capture_output=True, text=True, check=True
         ).stdout
 
     needed = set(re.findall(r"NEEDED\).*\[(.+)\]", readelf("-d")))
@@ -74,15 +74,15 @@ def test_links_no_nvidia_library_and_exports_its_functions_alone(arch: Arch) -> 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_facts_tell_what_is_inside(arch: Arch) -> None:
-    facts = library(arch)
-    assert facts.path is not None
-    assert parse_facts(read_facts(TENSORRT_PLUGIN, facts.path), facts.path) == facts
-    (fp8,) = (kernel for kernel in facts.kernels if kernel.dtype == "fp8")
+    sidecar = library(arch)
+    assert sidecar.path is not None
+    assert parse_sidecar(read_library_sidecar(TENSORRT_PLUGIN, sidecar.path), sidecar.path) == sidecar
+    (fp8,) = (kernel for kernel in sidecar.kernels if kernel.dtype == "fp8")
     assert fp8.is_of(FP8) and (fp8.machine_code, fp8.ptx) == ([], ["sm_89"]) and not fp8.runs_on(87)
-    wider = [kernel for kernel in facts.kernels if kernel is not fp8]
+    wider = [kernel for kernel in sidecar.kernels if kernel is not fp8]
     ordinary = [kernel for kernel in wider if not kernel.has_shared_qk and kernel.node not in RING_KERNELS]
     assert sorted(name for kernel in ordinary for name in kernel.op_types) == sorted([*OP_TYPES, *AFT_OP_TYPES])
-    assert [(k.node, k.head_dim) for k in facts.kernels if k.node in RING_KERNELS] == [
+    assert [(k.node, k.head_dim) for k in sidecar.kernels if k.node in RING_KERNELS] == [
         (spec.node, spec.head_dim) for spec in RINGS
     ]
     for kernel in wider:
@@ -93,19 +93,19 @@ def test_facts_tell_what_is_inside(arch: Arch) -> None:
         assert (kernel.machine_code, kernel.ptx) == (["sm_86"] if rare else ["sm_86", "sm_90"], ["sm_86"])
         assert kernel.runs_on(87) and kernel.runs_on(90) and kernel.runs_on(121) and not kernel.runs_on(80)
     # Ubuntu 22.04, which JetPack 6 is, has 2.35.
-    assert tuple(map(int, facts.glibc.split("."))) <= (2, 35)
+    assert tuple(map(int, sidecar.glibc.split("."))) <= (2, 35)
     wanted = KernelSpec("bf16", HEAD_DIM)
-    assert facts.missing([wanted], [TARGETS["sm_86"]]) == [wanted.name]
+    assert sidecar.missing([wanted], [TARGETS["sm_86"]]) == [wanted.name]
     here = KernelSpec(DTYPE, HEAD_DIM)
-    assert facts.missing([here], [TARGETS["sm_80"], TARGETS["sm_120"]]) == [f"{here.name} on sm_80"]
+    assert sidecar.missing([here], [TARGETS["sm_80"], TARGETS["sm_120"]]) == [f"{here.name} on sm_80"]
 
 
 def test_a_changed_library_is_noticed(tmp_path: Path) -> None:
-    facts = library(host_arch())
-    assert facts.path is not None
+    sidecar = library(host_arch())
+    assert sidecar.path is not None
     copy = tmp_path / "copy.so"
-    copy.write_bytes(facts.path.read_bytes() + b"!")
-    copy.with_name("copy.so.json").write_text(facts.to_json())
+    copy.write_bytes(sidecar.path.read_bytes() + b"!")
+    copy.with_name("copy.so.json").write_text(sidecar.to_json())
     with pytest.raises(CheckFailed, match="changed after it was built"):
         read_named(TENSORRT_PLUGIN, copy)
 
@@ -371,8 +371,8 @@ def test_attributes_of_every_kind_survive_serialisation(op_type: str, tmp_path: 
     attributes = attributes_for(op_type, WINDOW)
     fields = drive(tmp_path, op_type, fields_of(attributes), drive_kv_heads="3").shown["fields"]
     expected = {name: value if isinstance(value, list) else [value] for name, value in attributes.as_onnx().items()}
-    left_out = {"query_block", "plugin_namespace", "plugin_version"}
-    assert set(expected) - set(fields) == left_out
+    omitted = {"query_block", "plugin_namespace", "plugin_version"}
+    assert set(expected) - set(fields) == omitted
     for name, values in fields.items():
         assert values == pytest.approx(expected[name])
 
@@ -381,9 +381,9 @@ def test_clean_under_valgrind(tmp_path: Path) -> None:
     if shutil.which("valgrind") is None:
         pytest.skip("valgrind watches the memory")
     arch = host_arch()
-    facts = library(arch)
+    sidecar = library(arch)
     environment = os.environ | {"LD_LIBRARY_PATH": str(stand_in_driver(arch)), "FAKE_CUDA_LOG": os.devnull}
-    command = ["valgrind", "-q", "--error-exitcode=9", program(arch, "drive.cpp"), facts.path]
+    command = ["valgrind", "-q", "--error-exitcode=9", program(arch, "drive.cpp"), sidecar.path]
     command += ["WindowedAttentionMaskBias", DTYPE, f"{BATCH},{LENGTH},{HEADS},{HEAD_DIM}", *fields_of(WINDOW)]
     finished = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from localattn.core.nodes.gpu import SERVED_OP_TYPES
-from localattn.plugins.library.facts import ARCHITECTURES, Arch, companion_path, host_arch
+from localattn.plugins.library.sidecar import ARCHITECTURES, Arch, companion_path, host_arch
 
 from ...support.native.plugin_build import emulator, library, program
 
@@ -170,7 +170,7 @@ def test_companion_without_its_library(name: str, message: str, tmp_path: Path) 
 
 
 def test_companion_is_in_the_facts() -> None:
-    facts = library(host_arch())
-    assert facts.has_companion()
-    assert facts.path is not None and facts.companion is not None
-    assert facts.companion.name == f"{facts.path.stem}_register.so"
+    sidecar = library(host_arch())
+    assert sidecar.has_companion()
+    assert sidecar.path is not None and sidecar.companion is not None
+    assert sidecar.companion.name == f"{sidecar.path.stem}_register.so"

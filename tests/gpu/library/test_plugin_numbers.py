@@ -17,7 +17,7 @@ from localattn.core.nodes.grouped import GroupedAttributes
 from localattn.plugins.kernel import aft
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.kernel.tiles import tile_for
-from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch
+from localattn.plugins.library.sidecar import ARCHITECTURES, Arch, host_arch
 
 from ...support import reference
 from ...support.models import aft_node

@@ -53,11 +53,12 @@ class Logger(trt.ILogger):
 library, *models = sys.argv[1:]
 logger = Logger()
 builder = trt.Builder(logger)
-facts = load_into_registry(read_named(TENSORRT_PLUGIN, Path(library)), ["tensorrt-rtx"])
+summary = load_into_registry(read_named(TENSORRT_PLUGIN, Path(library)), ["tensorrt-rtx"])
 registry = trt.get_plugin_registry()
-shown = {"version": facts.version, "left": len([c for c in registry.all_creators if c.plugin_namespace == "localattn"])}
+left = [c for c in registry.all_creators if c.plugin_namespace == "localattn"]
+shown = {"version": summary.version, "left": len(left)}
 shown["creators"] = [
-    [c.name, c.version, c.namespace, {a.name: [a.type, a.length] for a in c.attributes}] for c in facts.creators
+    [c.name, c.version, c.namespace, {a.name: [a.type, a.length] for a in c.attributes}] for c in summary.creators
 ]
 registry.load_library(library)
 shown["models"] = {}
@@ -135,7 +136,7 @@ def aft_case(op_type: str) -> aft_node.Case:
 def shown() -> dict[str, Any]:
     """What the child process found."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx-cu13 is the TensorRT of these tests")
-    facts = library(host_arch())
+    sidecar = library(host_arch())
     models = []
     with pytest.MonkeyPatch.context() as patch:
         for variant in VARIANTS:
@@ -164,7 +165,7 @@ def shown() -> dict[str, Any]:
     tree.mkdir(exist_ok=True)
     (tree / "localattn").symlink_to(Path(localattn.__file__).parent)
     finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(str, [facts.path, *models])],
+        [sys.executable, "-c", PROGRAM, *map(str, [sidecar.path, *models])],
         env=os.environ | {"PYTHONPATH": str(tree)},
         capture_output=True,
         text=True,
@@ -187,9 +188,9 @@ def test_registry_lists_the_creators() -> None:
             assert attributes == {"scale": ["FLOAT32", 1]} | softcap
             continue
         written = attributes_for(name, WINDOW).as_onnx()
-        left_out = {"query_block", "plugin_namespace", "plugin_version"}
-        left_out |= {"xpos_scale_base"} if name in WINDOWED and "Xpos" not in name else set()
-        assert set(written) - set(attributes) == left_out
+        omitted = {"query_block", "plugin_namespace", "plugin_version"}
+        omitted |= {"xpos_scale_base"} if name in WINDOWED and "Xpos" not in name else set()
+        assert set(written) - set(attributes) == omitted
         for field, (kind, length) in attributes.items():
             assert kind == ("FLOAT32" if field in ("scale", "softcap", "xpos_scale_base") else "INT32")
             assert length == (4 if field == "perm" else 1)

@@ -13,7 +13,7 @@ from localattn.core.nodes.step import ring_slots
 from localattn.plugins.kernel.ring import BY_SEQUENCE, SHARED, Plan, pack_ring_scalars, plan, ring_specs_for
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.kernel.tiles import tile_for
-from localattn.plugins.library.facts import host_arch
+from localattn.plugins.library.sidecar import host_arch
 
 from ...support.native.plugin_build import BUILT_FOR, HEAD_DIM
 from ...support.native.plugin_drive import Driven, drive

@@ -22,8 +22,8 @@ from localattn.core.errors import MissingDependency
 from localattn.core.versions import parse
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.jobs.module import export_module
-from localattn.exporter.models.family import ShapeRequest
-from localattn.plugins.library.facts import host_arch
+from localattn.exporter.options import ShapeRequest
+from localattn.plugins.library.sidecar import host_arch
 from localattn.plugins.library.tensorrt_provider import rewrite_for_provider
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
 
@@ -114,7 +114,7 @@ def test_tensorrt_gets_the_whole_graph(name: str, store: Path, tmp_path: Path) -
     given = nodes(wanted)
     assert len(given) > 10 and {node.domain for node in given} == {""}
     assert len(given) == len(nodes(asked))
-    shown = run("taken", installed(), library=None, asked=str(asked), wanted=str(wanted))
+    shown = run("accepted", installed(), library=None, asked=str(asked), wanted=str(wanted))
     assert shown["errors"] == []
     assert (shown["supported"], shown["subgraphs"], shown["parsed"], shown["plugins"]) == (True, 1, True, 0)
     assert shown["engine"] > 10_000
@@ -129,7 +129,7 @@ def test_tensorrt_gets_the_plugin(name: str, store: Path, tmp_path: Path) -> Non
     asked, wanted = at_the_door(rewritten, store, tmp_path, small_library())
     plugins = [node for node in nodes(wanted) if node.domain]
     assert [(node.domain, node.op_type) for node in plugins] == [("trt.plugins", "WindowedAttention")] * NODES
-    shown = run("taken", installed(), library=str(small_library()), asked=str(asked), wanted=str(wanted))
+    shown = run("accepted", installed(), library=str(small_library()), asked=str(asked), wanted=str(wanted))
     assert shown["errors"] == []
     assert (shown["supported"], shown["subgraphs"], shown["plugins"]) == (True, 1, NODES)
     assert shown["engine"] > 10_000

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from localattn.plugins.library.facts import host_arch
+from localattn.plugins.library.sidecar import host_arch
 
 from ...support.native.plugin_build import compiler, folder, source_file
 from .tensorrt_releases.releases import unpacked

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localattn.core.documents.engine_facts import BuildOptions, EngineFacts, read_engine_facts
+from localattn.core.documents.engine_sidecar import BuildOptions, EngineSidecar, read_engine_sidecar
 from localattn.core.documents.sidecar import read_sidecar, sidecar_path
 from localattn.core.storage.files import sha256
 from localattn.runtime.backends.tensorrt.device import Device, platform_name
@@ -328,31 +328,31 @@ class Bench:
             monkeypatch.setattr(f"localattn.runtime.backends.tensorrt.{room}.open_engine", self.open)
 
     def write(self, **options: Any) -> Path:
-        """Step and prefill "engines" of the hand-made model: copies of the ONNX files, with an engine's facts."""
+        """Step and prefill "engines" of the hand-made model: copies of the ONNX files, with an engine's sidecar."""
         step = step_model.write(self.path.parent, **{"vocabulary": VOCABULARY, "chunk": CHUNK, **options})
         for onnx in step.parent.glob("*.onnx"):
             as_engine(onnx)
         return self.path
 
     def open(self, path: Path, plugin: str = "auto", gpu: int = 0) -> OpenEngine:
-        find_library(read_engine_facts(path).plugin, path, plugin)
+        find_library(read_engine_sidecar(path).plugin, path, plugin)
         engine = self.engines[path.name] = Engine(path, self.gpu, self.aliases, self.location)
         library: Any = SimpleNamespace(messages=self.messages, trt=open_library("tensorrt-rtx").trt)
-        return OpenEngine(read_engine_facts(path), library, Device("Orin", 87, "12.6", gpu), engine)
+        return OpenEngine(read_engine_sidecar(path), library, Device("Orin", 87, "12.6", gpu), engine)
 
 
 def as_engine(onnx: Path) -> Path:
-    """A copy of the file under an engine's name, with the facts that `localattn build` writes."""
+    """A copy of the file under an engine's name, with the sidecar that `localattn build` writes."""
     path = onnx.with_suffix(".engine")
     shutil.copy(onnx, path)
     session = load(onnx)
-    facts = EngineFacts(
+    sidecar = EngineSidecar(
         backend="tensorrt-rtx", library_version="1.7.1.116", targets=["sm_87"], platform=platform_name(), dtype="fp32",
         inputs=session.inputs, outputs=session.outputs, options=BuildOptions(plugin="none"), onnx_name=onnx.name,
         onnx_sha256=sha256(onnx), engine_sha256=sha256(path), engine_bytes=path.stat().st_size, created="",
         model=read_sidecar(onnx),
     )  # fmt: skip
-    sidecar_path(path).write_text(facts.to_json())
+    sidecar_path(path).write_text(sidecar.to_json())
     return path
 
 

@@ -1,4 +1,4 @@
-"""`localattn build` with TensorRT-RTX, which builds without a GPU: engines, their facts, and what is refused."""
+"""`localattn build` with TensorRT-RTX, which builds without a GPU: engines, their sidecars, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 from localattn.commands.api.building import _profiles
 from localattn.commands.build import parse_shapes
 from localattn.core import tensorrt_versions
-from localattn.core.documents.engine_facts import ProfileFacts, read_engine_facts
+from localattn.core.documents.engine_sidecar import ProfileRecord, read_engine_sidecar
 from localattn.core.documents.sidecar import read_sidecar, sidecar_path
 from localattn.core.errors import UsageError
 from localattn.core.machine.processor import host_arch
 from localattn.core.storage.files import sha256
 from localattn.core.storage.library_store import TENSORRT_PLUGIN, read_named
+from localattn.runtime.backends.engines import BuildRequest, PluginChoice
 from localattn.runtime.backends.tensorrt.builder import source as source_module
 from localattn.runtime.backends.tensorrt.builder.build import build_engine
-from localattn.runtime.backends.tensorrt.builder.request import BuildRequest, PluginChoice
 from localattn.runtime.backends.tensorrt.builder.source import profiles_for, read_source
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
 
@@ -64,14 +64,14 @@ def test_the_engine_and_its_facts(localattn: Callable[..., Finished], tmp_path: 
     output = tmp_path / "small.engine"
     finished = localattn("build", small_model(), "-o", output, *RTX, "--target", "rtx30,sm_89,12.0", "--plugin", "none")
     assert (finished.code, finished.err) == (0, "")
-    facts = read_engine_facts(output)
-    assert facts.targets == ["sm_86", "sm_89", "sm_120"]
-    assert facts.engine_sha256 == sha256(output)
-    assert facts.onnx_sha256 == sha256(small_model())
-    assert facts.model is not None and facts.model.model_sha256 == facts.onnx_sha256
-    assert facts.plugin is None
-    assert [spec.describe() for spec in facts.inputs] == ["tokens int64 [1, 64]"]
-    statuses = {check.name: check.status for check in facts.checks}
+    sidecar = read_engine_sidecar(output)
+    assert sidecar.targets == ["sm_86", "sm_89", "sm_120"]
+    assert sidecar.engine_sha256 == sha256(output)
+    assert sidecar.onnx_sha256 == sha256(small_model())
+    assert sidecar.model is not None and sidecar.model.model_sha256 == sidecar.onnx_sha256
+    assert sidecar.plugin is None
+    assert [spec.describe() for spec in sidecar.inputs] == ["tokens int64 [1, 64]"]
+    statuses = {check.name: check.status for check in sidecar.checks}
     assert statuses["plugin in network"] == statuses["precision of network"] == "passed"
     assert statuses["products of network"] == "passed"
     assert sorted(path.name for path in tmp_path.glob("*.*")) == ["small.engine", "small.engine.json"]
@@ -110,7 +110,7 @@ def test_an_engine_that_runs_is_compared_with_its_file(
     output = tmp_path / "small.engine"
     finished = localattn("build", small_model(dtype), "-o", output, *RTX, "--plugin", "none")
     assert finished.code == 0, finished.err
-    record = read_engine_facts(output).checks[-1]
+    record = read_engine_sidecar(output).checks[-1]
     assert (record.name, record.status) == ("parity", "passed")
 
 
@@ -123,11 +123,11 @@ def test_the_nodes_become_plugins(
     chosen = ("--plugin-library", library, "--target", "rtx30,rtx40,rtx50")
     finished = localattn("build", small_model(dtype), "-o", output, *RTX, *chosen)
     assert finished.code == 0, finished.err
-    facts = read_engine_facts(output)
-    assert facts.plugin is not None
-    assert (facts.plugin.kind, facts.plugin.sha256) == ("library", sha256(library))
-    assert len(facts.plugin.layers) == NODES
-    assert facts.checks[0].figures == {"plugins": NODES}
+    sidecar = read_engine_sidecar(output)
+    assert sidecar.plugin is not None
+    assert (sidecar.plugin.kind, sidecar.plugin.sha256) == ("library", sha256(library))
+    assert len(sidecar.plugin.layers) == NODES
+    assert sidecar.checks[0].figures == {"plugins": NODES}
 
 
 @needs_plugin_tools
@@ -137,7 +137,7 @@ def test_a_library_serves_one_build_and_not_the_next(tmp_path: Path, library: Pa
     asked = {"library": named, "none": PluginChoice()}
     for number, kind in enumerate(("library", "none", "library", "none")):
         report = build_engine(request(tmp_path / f"{number}.engine", small_model(), plugin=asked[kind]))
-        assert report.facts.checks[0].figures["plugins"] == (NODES if kind == "library" else 0)
+        assert report.sidecar.checks[0].figures["plugins"] == (NODES if kind == "library" else 0)
 
 
 @needs_plugin_tools
@@ -146,7 +146,7 @@ def test_auto_builds_a_library_once(localattn: Callable[..., Finished], tmp_path
     for name in ("first.engine", "second.engine"):
         finished = localattn("build", small_model(), "-o", tmp_path / name, *RTX, "--target", "rtx40")
         assert finished.code == 0, finished.err
-        plugin = read_engine_facts(tmp_path / name).plugin
+        plugin = read_engine_sidecar(tmp_path / name).plugin
         assert plugin is not None
         paths.append((plugin.path, Path(plugin.path).stat().st_mtime_ns))
     assert paths[0] == paths[1]
@@ -168,8 +168,8 @@ def test_auto_without_a_kernel_says_why(localattn: Callable[..., Finished], tmp_
 def test_a_library_without_the_kernel_is_refused(
     localattn: Callable[..., Finished], tmp_path: Path, library: Path
 ) -> None:
-    facts = sidecar_path(library)
-    kernels = json.loads(facts.read_text())
+    sidecar = sidecar_path(library)
+    kernels = json.loads(sidecar.read_text())
     other = tmp_path / library.name
     other.write_bytes(library.read_bytes())
     kernels["kernels"] = [kernel for kernel in kernels["kernels"] if kernel["dtype"] == "fp32"]
@@ -246,10 +246,10 @@ def test_releases_that_prefer_the_function_get_a_file_without_it(
     monkeypatch.setattr(source_module, "stripped", spy)
     choice = PluginChoice("library", read_named(TENSORRT_PLUGIN, library), asked="library")
     report = build_engine(request(tmp_path / "x.engine", path, plugin=choice))
-    assert report.facts.checks[0].figures == {"plugins": NODES}
+    assert report.sidecar.checks[0].figures == {"plugins": NODES}
     kept = {body.domain for body in onnx.load_model_from_string(parsed[0]).functions}
     assert kept == {"localattn.fused"}
-    assert report.facts.engine_bytes > (tmp_path / "external.data").stat().st_size
+    assert report.sidecar.engine_bytes > (tmp_path / "external.data").stat().st_size
 
 
 def test_missing_external_data_is_named(localattn: Callable[..., Finished], tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_open_sizes_need_a_profile(localattn: Callable[..., Finished], tmp_path:
     assert finished.code == 2
     assert "nothing says how large it becomes" in finished.err
     assert localattn("build", model, *RTX, "--plugin", "none", *shapes("2x40")).code == 0
-    profiles = {profile.input: profile for profile in read_engine_facts(tmp_path / "node.engine").options.profiles}
+    profiles = {profile.input: profile for profile in read_engine_sidecar(tmp_path / "node.engine").options.profiles}
     assert profiles.keys() == {"query", "key", "value"}
     assert profiles["key"].min == (1, 1, 2, 8)
     assert profiles["key"].max == (2, 40, 2, 8)
@@ -335,10 +335,10 @@ def test_open_sizes_are_those_of_the_export(tmp_path: Path) -> None:
     source = read_source(open_node(tmp_path))
     sidecar = read_sidecar(small_model())
     assert sidecar is not None
-    known = replace(source.facts, sidecar=sidecar.model_copy(update={"batch": 3}), sidecar_matches=True)
-    source = replace(source, facts=known)
+    known = replace(source.summary, sidecar=sidecar.model_copy(update={"batch": 3}), sidecar_matches=True)
+    source = replace(source, summary=known)
     assert {p.max for p in profiles_for(source, [])} == {(3, 64, 2, 8)}
-    good = ProfileFacts(input="query", min=(1, 1, 2, 8), opt=(1, 8, 2, 8), max=(4, 64, 2, 8))
+    good = ProfileRecord(input="query", min=(1, 1, 2, 8), opt=(1, 8, 2, 8), max=(4, 64, 2, 8))
     assert profiles_for(source, [good])[0] == good
     for change, reason in (
         ({"max": (4, 65, 2, 8)}, "too long"),
@@ -373,7 +373,7 @@ def test_a_profile_of_another_input_names_those_that_there_are(
 
 
 def test_fixed_sizes_take_no_profile(tmp_path: Path) -> None:
-    profile = ProfileFacts(input="tokens", min=(1, 64), opt=(1, 64), max=(1, 64))
+    profile = ProfileRecord(input="tokens", min=(1, 64), opt=(1, 64), max=(1, 64))
     with pytest.raises(UsageError, match="fixed"):
         build_engine(request(tmp_path / "x.engine", small_model(), profiles=(profile,)))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localattn.core.documents.engine_facts import read_engine_facts
+from localattn.core.documents.engine_sidecar import read_engine_sidecar
 from localattn.demo import checkpoint_path, config_path
 from localattn.exporter.export import ExportRequest, export
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
@@ -59,17 +59,17 @@ def test_it_builds_for_rtx_30_40_and_50(
     options = ("--backend", "tensorrt-rtx", "--target", "rtx30,rtx40,rtx50", "--plugin", plugin, "--format", "json")
     finished = localattn("build", models[name], "-o", output, *options)
     assert finished.code == 0, finished.err
-    facts = read_engine_facts(output)
-    assert json.loads(finished.out)["engine_sha256"] == facts.engine_sha256
-    assert (facts.dtype, facts.targets) == (dtype, ["sm_86", "sm_89", "sm_120"])
-    assert facts.model is not None
-    windows = len(facts.model.windows)
+    sidecar = read_engine_sidecar(output)
+    assert json.loads(finished.out)["engine_sha256"] == sidecar.engine_sha256
+    assert (sidecar.dtype, sidecar.targets) == (dtype, ["sm_86", "sm_89", "sm_120"])
+    assert sidecar.model is not None
+    windows = len(sidecar.model.windows)
     assert windows >= 3
-    assert facts.checks[0].figures == {"plugins": windows if plugin == "library" else 0}
-    layers = [] if facts.plugin is None else facts.plugin.layers
+    assert sidecar.checks[0].figures == {"plugins": windows if plugin == "library" else 0}
+    layers = [] if sidecar.plugin is None else sidecar.plugin.layers
     assert len(layers) == (windows if plugin == "library" else 0)
     without_gpu = ("engine inspector", "parity")
-    judged = {check.status for check in facts.checks if check.name not in without_gpu}
+    judged = {check.status for check in sidecar.checks if check.name not in without_gpu}
     assert judged == {"passed"}
     if find_device_or_none() is None:
         refused = localattn("run", output)

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from localattn.runtime.backends.engines import EngineLayer
 from localattn.runtime.backends.tensorrt.builder.checks import check_network, judge_plugins, judge_precision
 from localattn.runtime.backends.tensorrt.builder.source import Source, read_source, stripped
-from localattn.runtime.backends.tensorrt.layers import EngineLayer, parse_layers
+from localattn.runtime.backends.tensorrt.layers import parse_layers
 from localattn.runtime.backends.tensorrt.library import open_library
 
 from ...support.models.engine_models import needs_rtx, small_model

@@ -55,8 +55,8 @@ def trees(folder: Path, cudart: Path | None) -> dict[str, str]:
         folder: where they are made.
         cudart: the real libcudart; None for a stand-in that sees a GPU.
     """
-    from localattn.plugins.library.facts import host_arch
     from localattn.plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+    from localattn.plugins.library.sidecar import host_arch
 
     headers = {"tensorrt": find_tensorrt_headers(host_arch()).folder, "cuda": find_cuda_headers(host_arch()).folder}
     libraries = {"tensorrt": folder / "tensorrt" / "lib", "cuda": folder / "cuda" / "lib64"}

@@ -13,8 +13,8 @@ import pytest
 from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.errors import UsageError
 from localattn.core.storage.publishing import sealed
+from localattn.runtime.backends.engines import BuildRequest
 from localattn.runtime.backends.tensorrt.builder.build import build_engine
-from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
 from localattn.runtime.backends.tensorrt.library import open_library
 
@@ -40,9 +40,9 @@ def engine(built: Path, tmp_path: Path) -> Path:
     return tmp_path / built.name
 
 
-def change(engine: Path, **facts: object) -> None:
+def change(engine: Path, **entries: object) -> None:
     path = sidecar_path(engine)
-    path.write_text(sealed(json.dumps({**json.loads(path.read_text()), **facts})))
+    path.write_text(sealed(json.dumps({**json.loads(path.read_text()), **entries})))
 
 
 @needs_rtx

@@ -17,12 +17,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from localattn.core.documents.engine_facts import BuildOptions, ProfileFacts, read_engine_facts
+from localattn.core.documents.engine_sidecar import BuildOptions, ProfileRecord, read_engine_sidecar
 from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.storage.files import sha256
 from localattn.core.tolerance import tolerance_for
 from localattn.exporter.export import ExportRequest, export, open_request
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source.reference_runner import ReferenceRunner
 from localattn.runtime.backends.tensorrt.library import open_library
 from localattn.runtime.inputs.arrays import random_inputs
@@ -60,8 +60,8 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "files"))
 
 
-def change_facts(engine: Path, **facts: Any) -> None:
-    changed = read_engine_facts(engine).model_copy(update=facts)
+def change_sidecar(engine: Path, **entries: Any) -> None:
+    changed = read_engine_sidecar(engine).model_copy(update=entries)
     sidecar_path(engine).write_text(changed.to_json())
 
 
@@ -74,7 +74,7 @@ def spoil(engine: Path, name: str | None = None) -> None:
     values.reshape(-1)[0] += 1
     tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     onnx.save(proto, engine)
-    change_facts(engine, engine_sha256=sha256(engine), engine_bytes=engine.stat().st_size)
+    change_sidecar(engine, engine_sha256=sha256(engine), engine_bytes=engine.stat().st_size)
 
 
 def shown(finished: Finished, code: int = 0) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def test_an_engine_with_fixed_sizes_beside_an_open_file(folder: Path, bench: Ben
 
 def test_sizes_stay_in_the_engines_profile(folder: Path, bench: Bench, localattn: Command) -> None:
     engine = as_engine(folder / "open.onnx")
-    profile = ProfileFacts(input="tokens", min=(1, 5), opt=(1, 16), max=(2, 20))
-    change_facts(engine, options=BuildOptions(plugin="none", profiles=[profile]))
+    profile = ProfileRecord(input="tokens", min=(1, 5), opt=(1, 16), max=(2, 20))
+    change_sidecar(engine, options=BuildOptions(plugin="none", profiles=[profile]))
     report = shown(localattn("parity", engine, "--against", folder / "open.onnx", "--seeds", 1, "--format", "json"))
     sizes = [
         tuple(int(part.split("=")[1]) for part in row["inputs"].split(", ")[1].split()) for row in report["comparisons"]
@@ -130,7 +130,7 @@ def test_sizes_stay_in_the_engines_profile(folder: Path, bench: Bench, localattn
 
 def test_an_engine_that_was_replaced_is_told(folder: Path, bench: Bench, localattn: Command) -> None:
     engine = as_engine(folder / "model.onnx")
-    change_facts(engine, engine_sha256="0" * 64)
+    change_sidecar(engine, engine_sha256="0" * 64)
     finished = localattn("parity", engine, "--against", folder / "model.onnx", "--seeds", 1)
     assert finished.code == 0 and "was changed or replaced without the other" in finished.err
     sidecar_path(engine).unlink()

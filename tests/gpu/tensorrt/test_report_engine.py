@@ -11,8 +11,8 @@ import pytest
 from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.storage.files import sha256
 from localattn.core.storage.publishing import SEAL
+from localattn.runtime.backends.engines import BuildRequest
 from localattn.runtime.backends.tensorrt.builder.build import build_engine
-from localattn.runtime.backends.tensorrt.builder.request import BuildRequest
 
 from ...conftest import Finished
 from ...reports.test_report_pages import HOSTILE, assert_harmless, renderings, same_tables
@@ -46,11 +46,11 @@ def test_an_altered_engine_with_markup_in_its_facts(
 ) -> None:
     copy = tmp_path / "copy.engine"
     copy.write_bytes(engine.read_bytes() + b"x")
-    facts = json.loads(sidecar_path(engine).read_text())
-    facts |= {"onnx_name": HOSTILE, "device": HOSTILE, "targets": [HOSTILE], "platform": HOSTILE}
-    facts["checks"] = [{"name": HOSTILE, "status": "not proven", "detail": HOSTILE, "figures": {HOSTILE: 1.0}}]
-    facts.pop(SEAL, None)
-    sidecar_path(copy).write_text(json.dumps(facts))
+    sidecar = json.loads(sidecar_path(engine).read_text())
+    sidecar |= {"onnx_name": HOSTILE, "device": HOSTILE, "targets": [HOSTILE], "platform": HOSTILE}
+    sidecar["checks"] = [{"name": HOSTILE, "status": "not proven", "detail": HOSTILE, "figures": {HOSTILE: 1.0}}]
+    sidecar.pop(SEAL, None)
+    sidecar_path(copy).write_text(json.dumps(sidecar))
     _, text, page = renderings(localattn, "inspect", copy)
     assert_harmless(page, text)
     assert "**Do not use**" in text and "NOT written for this engine" in text

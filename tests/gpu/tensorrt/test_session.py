@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localattn.core.documents.engine_facts import ProfileFacts
+from localattn.core.documents.engine_sidecar import ProfileRecord
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.runtime.backends.tensorrt.library import open_library
 from localattn.runtime.backends.tensorrt.session import EngineSession
@@ -120,8 +120,8 @@ def test_an_engine_that_wants_tensors_elsewhere_is_refused(bench: Bench, tmp_pat
 def test_a_session_takes_the_profile_that_fits(bench: Bench, tmp_path: Path) -> None:
     session = opened(tmp_path, (1, "n"))
     ranges = [(1, 8, 64), (1, 4, 8), (65, 128, 256)]
-    session.facts.options.profiles = [
-        ProfileFacts(profile=number, input="x", min=(1, low), opt=(1, opt), max=(1, high))
+    session.sidecar.options.profiles = [
+        ProfileRecord(profile=number, input="x", min=(1, low), opt=(1, opt), max=(1, high))
         for number, (low, opt, high) in enumerate(ranges)
     ]
     for length in (16, 3, 5, 100, 9):

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from localattn.core.documents.engine_facts import BuildOptions, read_engine_facts
+from localattn.core.documents.engine_sidecar import BuildOptions, read_engine_sidecar
 from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import VARIANTS, NodeAttributes
 from localattn.core.storage.files import sha256
+from localattn.runtime.backends.engines import EngineLayer
 from localattn.runtime.backends.tensorrt.builder.checks import judge_plugins
 from localattn.runtime.backends.tensorrt.device import Device, find_device_or_none
-from localattn.runtime.backends.tensorrt.layers import EngineLayer
 from localattn.runtime.backends.tensorrt.open import check_device, open_engine, why_never_opened
 from localattn.runtime.backends.tensorrt.session import check_place
 
@@ -24,7 +24,7 @@ from ...conftest import Finished
 from ...support.models import node_model
 from ...support.models.engine_models import needs_plugin_tools, needs_rtx, open_node, small_model
 from ...support.native.plugin_build import small_library
-from .test_facts import written
+from .test_engine_sidecar import written
 
 RTX = ("--backend", "tensorrt-rtx", "--target", "rtx40")
 
@@ -47,7 +47,7 @@ def test_several_profiles_are_built(localattn: Callable[..., Finished], tmp_path
         finished = localattn("build", model, "-o", output, *RTX, "--plugin", "none", *options)
         assert finished.code == 0, finished.err
         sizes[name] = output.stat().st_size
-    found = read_engine_facts(tmp_path / "two.engine").options.profiles
+    found = read_engine_sidecar(tmp_path / "two.engine").options.profiles
     assert [(profile.profile, profile.input, profile.max[:2]) for profile in found] == [
         *((0, name, (1, 16)) for name in ("query", "key", "value")),
         *((1, name, (4, 64)) for name in ("query", "key", "value")),
@@ -73,13 +73,13 @@ def test_the_plugin_library_is_put_into_the_engine(localattn: Callable[..., Fini
     chosen = ("--plugin-library", small_library(), "--embed-plugin")
     finished = localattn("build", small_model(), "-o", output, *RTX, *chosen)
     assert finished.code == 0, finished.err
-    facts = read_engine_facts(output)
+    sidecar = read_engine_sidecar(output)
     assert small_library().read_bytes() in output.read_bytes()
-    checks = {check.name: check for check in facts.checks}
+    checks = {check.name: check for check in sidecar.checks}
     assert checks["plugin inside engine"].status == "passed"
     assert "would run in this process" in checks["parity"].detail
-    assert facts.plugin is not None and facts.plugin.sha256 == sha256(small_library())
-    assert [(kernel.dtype, kernel.head_dim) for kernel in facts.plugin.kernels] == [("fp32", 16)]
+    assert sidecar.plugin is not None and sidecar.plugin.sha256 == sha256(small_library())
+    assert [(kernel.dtype, kernel.head_dim) for kernel in sidecar.plugin.kernels] == [("fp32", 16)]
     with pytest.raises(UsageError, match="is not opened by localattn"):
         open_engine(output, str(small_library()))
 
@@ -111,9 +111,9 @@ def test_layers_that_do_not_fit_keep_their_function(
     finished = localattn("build", path, *RTX, "--plugin-library", small_library())
     assert finished.code == 0, finished.err
     assert "of_300 is built from its ONNX function: its head size is 300" in finished.err
-    facts = read_engine_facts(path.with_suffix(".engine"))
-    assert facts.plugin is not None and facts.plugin.layers == ["of_16"]
-    assert {check.name: check.status for check in facts.checks}["plugin in network"] == "passed"
+    sidecar = read_engine_sidecar(path.with_suffix(".engine"))
+    assert sidecar.plugin is not None and sidecar.plugin.layers == ["of_16"]
+    assert {check.name: check.status for check in sidecar.checks}["plugin in network"] == "passed"
     assert path.read_bytes() == before
 
 
@@ -178,14 +178,14 @@ def test_what_is_never_opened(options: dict[str, Any], reason: str) -> None:
 
 @pytest.mark.parametrize(("capability", "fits"), [(75, False), (87, True), (90, True)])
 def test_hardware_compatible_engines_run_on_later_gpus(capability: int, fits: bool, tmp_path: Path) -> None:
-    path, facts = written(tmp_path)
+    path, sidecar = written(tmp_path)
     device = Device("a GPU", capability, "12.6")
-    facts.options.hardware_compatible = "ampere-plus"
+    sidecar.options.hardware_compatible = "ampere-plus"
     if fits:
-        check_device(path, facts, device)
+        check_device(path, sidecar, device)
     else:
         with pytest.raises(UsageError, match="was built for"):
-            check_device(path, facts, device)
+            check_device(path, sidecar, device)
 
 
 @pytest.mark.parametrize(("provider", "gpu"), [("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
@@ -221,7 +221,7 @@ def test_another_gpu_to_build_on(
     finished = localattn("build", small_model(), "-o", tmp_path / "x.engine", *options)
     assert finished.code == 0, finished.err
     assert {device.index for device in started} == {1}
-    assert read_engine_facts(tmp_path / "x.engine").device == "second"
+    assert read_engine_sidecar(tmp_path / "x.engine").device == "second"
 
 
 @pytest.mark.skipif(find_device_or_none() is not None, reason="this machine has a GPU")

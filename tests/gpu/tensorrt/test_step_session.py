@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localattn.core.documents.engine_facts import read_engine_facts
+from localattn.core.documents.engine_sidecar import read_engine_sidecar
 from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.runtime.backends.tensorrt.device import find_device_or_none
@@ -206,17 +206,17 @@ def test_what_cannot_be_stepped_is_refused_before_the_gpu_is_looked_for(bench: B
         open_step(path, "cpu")
     with pytest.raises(UsageError, match="takes no number of threads"):
         open_step(path, threads=2)
-    facts = read_engine_facts(path)
-    assert facts.model is not None
-    full = facts.model.model_copy(update={"step": None})
+    sidecar = read_engine_sidecar(path)
+    assert sidecar.model is not None
+    full = sidecar.model.model_copy(update={"step": None})
     for model, why in ((None, "without the sidecar"), (full, "whole sequences")):
-        sidecar_path(path).write_text(facts.model_copy(update={"model": model}).to_json())
+        sidecar_path(path).write_text(sidecar.model_copy(update={"model": model}).to_json())
         with pytest.raises(UsageError) as caught:
             open_step(path)
         assert why in caught.value.why
         assert "--mode step" in caught.value.fix and "localattn build model_step.onnx" in caught.value.fix
-    changed = [spec for spec in facts.inputs if spec.name != "age"]
-    sidecar_path(path).write_text(facts.model_copy(update={"inputs": changed}).to_json())
+    changed = [spec for spec in sidecar.inputs if spec.name != "age"]
+    sidecar_path(path).write_text(sidecar.model_copy(update={"inputs": changed}).to_json())
     with pytest.raises(UsageError, match="not the file that its sidecar describes"):
         open_step(path)
     assert not bench.gpu.calls
@@ -253,10 +253,10 @@ def test_both_files_are_built_and_no_input_is_wanted_in_host_memory(built: Path)
     from localattn.runtime.backends.tensorrt.builder.source import read_source
     from localattn.runtime.generation.step_session import find_prefill
 
-    facts = read_engine_facts(built)
-    assert facts.model is not None and facts.model.step is not None
-    check_caches(facts, facts.model.step, built)
-    found = find_prefill(built, facts.model)
+    sidecar = read_engine_sidecar(built)
+    assert sidecar.model is not None and sidecar.model.step is not None
+    check_caches(sidecar, sidecar.model.step, built)
+    found = find_prefill(built, sidecar.model)
     assert found is not None and found[0] == built.with_name("model_step.prefill.engine") and found[1].chunk == 8
     for name in ("model_step.onnx", "model_step.prefill.onnx"):
         network = parse(open_library("tensorrt-rtx"), read_source(built.with_name(name)), "none", []).definition

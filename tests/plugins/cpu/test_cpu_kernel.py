@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
-from localattn.plugins.library.facts import Arch, host_arch
+from localattn.plugins.library.sidecar import Arch, host_arch
 
 from ...support import reference
 from ...support.native.attend_program import (

@@ -11,7 +11,7 @@ import pytest
 
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
-from localattn.plugins.library.facts import Arch, host_arch
+from localattn.plugins.library.sidecar import Arch, host_arch
 
 from ...support.native.attend_program import SOURCE, TOLERANCE, Case, Runner, check, expected, geometries
 from ...support.native.cpu_program import ELEMENTS, INSTRUCTION_SETS, program, sanitized, with_instructions

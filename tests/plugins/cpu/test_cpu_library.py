@@ -1,4 +1,4 @@
-"""The library of compiled CPU kernels: what it links and exports, its facts, the commands around it, and fallbacks."""
+"""The library of compiled CPU kernels: what it links and exports, its sidecar, its commands, and fallbacks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ import pytest
 
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
 from localattn.core.machine.processor import ARCHITECTURES, Arch, host_arch
-from localattn.core.storage.library_store import CPU_KERNELS, candidates, find, prepare_cache, read_facts, read_named
+from localattn.core.storage.library_store import (
+    CPU_KERNELS,
+    candidates,
+    find,
+    prepare_cache,
+    read_library_sidecar,
+    read_named,
+)
 from localattn.plugins.cpu.build import up_to_date
 from localattn.plugins.cpu.check import check_library
-from localattn.plugins.cpu.facts import parse_facts
+from localattn.plugins.cpu.sidecar import parse_sidecar
 from localattn.runtime.backends.onnxruntime import custom_ops
 
 from ...conftest import Finished
@@ -82,7 +89,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def copy() -> Path:
-    """A copy of this machine's library with its facts, in the cache."""
+    """A copy of this machine's library with its sidecar, in the cache."""
     return put_into_cache()
 
 
@@ -104,13 +111,13 @@ def test_links_the_system_only_and_exports_two_functions(arch: Arch) -> None:
 
 
 def test_facts_say_what_was_built() -> None:
-    facts = built(host_arch())
-    assert parse_facts(read_facts(CPU_KERNELS, facts.path), facts.path) == facts
-    assert facts.bytes == facts.path.stat().st_size and re.fullmatch(r"\d+\.\d+", facts.glibc)
-    assert facts.kernels == EVERY_KERNEL
-    assert up_to_date(facts.path, host_arch()) is None, "only what is built in the cache is built again there"
+    sidecar = built(host_arch())
+    assert parse_sidecar(read_library_sidecar(CPU_KERNELS, sidecar.path), sidecar.path) == sidecar
+    assert sidecar.bytes == sidecar.path.stat().st_size and re.fullmatch(r"\d+\.\d+", sidecar.glibc)
+    assert sidecar.kernels == EVERY_KERNEL
+    assert up_to_date(sidecar.path, host_arch()) is None, "only what is built in the cache is built again there"
     kept = put_into_cache()
-    assert up_to_date(kept, host_arch()) == replace(facts, path=kept)
+    assert up_to_date(kept, host_arch()) == replace(sidecar, path=kept)
     assert up_to_date(kept, next(arch for arch in ARCHITECTURES if arch != host_arch())) is None
 
 
@@ -142,14 +149,14 @@ def test_from_build_to_check(localattn: Call, own_cache: Path, tmp_path: Path) -
     assert there == prepare_cache(host_arch()) / CPU_KERNELS.file_name and there.is_relative_to(own_cache)
     again = localattn("plugin", "build", "--backend", "onnxruntime", "--format", "json")
     assert again.code == 0 and "up to date" in again.err
-    facts = json.loads(again.out)
-    assert facts["path"] == str(there) and facts["format"] == "localattn-onnxruntime"
+    sidecar = json.loads(again.out)
+    assert sidecar["path"] == str(there) and sidecar["format"] == "localattn-onnxruntime"
 
     assert localattn("plugin", "path", "--backend", "onnxruntime").out == f"{there}\n"
     listed = localattn("plugin", "list")
     assert str(there) in listed.out and "OLD" not in listed.out
     assert all(op_type in listed.out for op_type in EVERY_KERNEL)
-    assert json.loads(localattn("plugin", "list", "--format", "json").out) == [facts]
+    assert json.loads(localattn("plugin", "list", "--format", "json").out) == [sidecar]
     for arguments in (["--backend", "onnxruntime"], [there]):
         shown = localattn("plugin", "check", *arguments)
         assert shown.code == 0 and "WindowedAttentionMask  ran in fp32, fp16" in shown.out

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, GATES, ROTATIONS
-from localattn.plugins.library.facts import Arch, host_arch
+from localattn.plugins.library.sidecar import Arch, host_arch
 
 from ...support.native.cpu_program import (
     ELEMENTS,

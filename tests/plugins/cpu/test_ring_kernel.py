@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localattn.plugins.library.facts import Arch, host_arch
+from localattn.plugins.library.sidecar import Arch, host_arch
 
 from ...support.native.cpu_build import library
 from ...support.native.cpu_program import INSTRUCTION_SETS, program

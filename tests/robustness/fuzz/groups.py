@@ -1,4 +1,4 @@
-"""Files that belong together, by the name of the group: a model with its facts, a checkpoint with its config, …"""
+"""Files that belong together, by the name of the group: a model with its sidecar, a checkpoint with its config, …"""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _model(name: str) -> Callable[[Seeds], Files]:
 
 def _engine(seeds: Seeds) -> Files:
     """An engine that needs no plugin library."""
-    facts = json.loads(seeds.engine["model.engine.json"]) | {"plugin": None}
-    facts.pop("facts_sha256", None)
-    return {**seeds.engine, "model.engine.json": json_bytes(facts)}
+    entries = json.loads(seeds.engine["model.engine.json"]) | {"plugin": None}
+    entries.pop("facts_sha256", None)
+    return {**seeds.engine, "model.engine.json": json_bytes(entries)}
 
 
 def _factory(seeds: Seeds) -> Files:

@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["localattn"]):
     from localattn.commands.parts import console
     from localattn.core.storage import publishing  # noqa: F401
     from localattn.exporter.checkpoint import describe, load, unwrap  # noqa: F401
-    from localattn.onnx_graph import facts  # noqa: F401
+    from localattn.onnx_graph import summary  # noqa: F401
     from localattn.runtime.bundle import archive, verify  # noqa: F401
     from localattn.runtime.bundle.device import check_files  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""The sound files that mutations start from, made once: small checkpoints, exports, a bundle, facts of an engine."""
+"""The sound files that mutations start from, made once: small checkpoints, exports, a bundle, sidecar of an engine."""
 
 from __future__ import annotations
 
@@ -149,23 +149,23 @@ class Seeds:
 
     @cached_property
     def engine(self) -> dict[str, bytes]:
-        """An engine that nothing opens, and true facts of it."""
-        from localattn.core.documents.engine_facts import BuildOptions, EngineFacts, PluginFacts, ProfileFacts
+        """An engine that nothing opens, and true sidecar of it."""
+        from localattn.core.documents.engine_sidecar import BuildOptions, EngineSidecar, PluginRecord, ProfileRecord
         from localattn.core.documents.sidecar import read_sidecar
         from localattn.core.tensors import TensorSpec
 
         path = self._folder / "model.engine"
         path.write_bytes(b"ftrt" + bytes(60))
-        profile = ProfileFacts(input="tokens", min=(1, 1), opt=(1, 8), max=(1, 16))
-        facts = EngineFacts(
+        profile = ProfileRecord(input="tokens", min=(1, 1), opt=(1, 8), max=(1, 16))
+        sidecar = EngineSidecar(
             backend="tensorrt", library_version="10.3.0", targets=["sm_87"], platform="linux-aarch64", dtype="fp32",
             inputs=[TensorSpec("tokens", "int64", (1, 16))], outputs=[TensorSpec("logits", "float32", (1, 16, 23))],
-            plugin=PluginFacts(kind="library", path="/none/plugin.so", sha256="0" * 64, layers=["a"]),
+            plugin=PluginRecord(kind="library", path="/none/plugin.so", sha256="0" * 64, layers=["a"]),
             options=BuildOptions(plugin="auto", profiles=[profile]),
             onnx_name="model.onnx", onnx_sha256=sha256(self.model), engine_sha256=sha256(path), engine_bytes=64,
             created="2026-01-01T00:00:00+00:00", model=read_sidecar(self.model),
         )  # fmt: skip
-        return {"model.engine": path.read_bytes(), "model.engine.json": facts.to_json().encode()}
+        return {"model.engine": path.read_bytes(), "model.engine.json": sidecar.to_json().encode()}
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class Seeds:
 
     @cached_property
     def built(self) -> dict[str, bytes]:
-        """What `plugin build -o` leaves: `lib.so`, the facts beside it, and the user's cache below `cache/`."""
+        """What `plugin build -o` leaves: `lib.so`, the sidecar beside it, and the user's cache below `cache/`."""
         return self._build("--output={}/lib.so")
 
     @cached_property

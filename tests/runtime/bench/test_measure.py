@@ -376,7 +376,7 @@ def test_models_compared_at_different_sizes_are_pointed_out(exported, localattn,
     other = shutil.copy(exported, tmp_path / "other.onnx")
     from localattn.core.documents.sidecar import read_sidecar, sidecar_path
 
-    facts = read_sidecar(exported)
-    sidecar_path(tmp_path / "other.onnx").write_text(facts.model_copy(update={"batch": facts.batch + 1}).to_json())
+    sidecar = read_sidecar(exported)
+    sidecar_path(tmp_path / "other.onnx").write_text(sidecar.model_copy(update={"batch": sidecar.batch + 1}).to_json())
     done = localattn("bench", exported, "--against", other, *QUICK)
     assert done.code == 0 and "different sizes" in done.err

@@ -206,8 +206,8 @@ def test_external_data_travels(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="drawn at random"):  # no sidecar: the vocabulary is not known
         create_bundle(BundleRequest(source, tmp_path / "none"))
     np.savez(tmp_path / "in.npz", tokens=np.zeros((1, 64), np.int64))
-    facts = create_bundle(BundleRequest(source, tmp_path / "b.tar", as_tar=True, load_inputs=(tmp_path / "in.npz",)))
-    assert [entry["role"] for entry in facts.manifest["files"] if "big" in entry["path"]][:2] == ["model", "data"]
+    created = create_bundle(BundleRequest(source, tmp_path / "b.tar", as_tar=True, load_inputs=(tmp_path / "in.npz",)))
+    assert [entry["role"] for entry in created.manifest["files"] if "big" in entry["path"]][:2] == ["model", "data"]
     assert verify_bundle(tmp_path / "b.tar").report["code"] == 0
     (tmp_path / "big.weights").unlink()
     with pytest.raises(UsageError, match="is incomplete"):
@@ -226,8 +226,8 @@ def test_external_data_travels(tiny_model: Path, tmp_path: Path) -> None:
 def test_external_data_of_branches_travels(tmp_path: Path, localattn: Command) -> None:
     """In a bundle, and into a file that this package writes."""
     save_branches(tmp_path / "if.onnx", "if.weights")
-    facts = create_bundle(BundleRequest(tmp_path / "if.onnx", tmp_path / "b"))
-    assert [entry["role"] for entry in facts.manifest["files"] if "if" in entry["path"]][:2] == ["model", "data"]
+    created = create_bundle(BundleRequest(tmp_path / "if.onnx", tmp_path / "b"))
+    assert [entry["role"] for entry in created.manifest["files"] if "if" in entry["path"]][:2] == ["model", "data"]
     assert verify_bundle(tmp_path / "b").report["code"] == 0
     assert localattn("convert", tmp_path / "if.onnx", "-o", tmp_path / "plain.onnx", "--standard-ops").code == 0
     (tmp_path / "if.weights").unlink()
@@ -355,9 +355,9 @@ def empty_library(path: Path) -> Path:
 def test_a_plugin_library_travels_by_processor(tiny_model: Path, tmp_path: Path) -> None:
     library = empty_library(tmp_path / "libx.so")
     arch = os.uname().machine
-    facts = create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=0, plugins=(library,)))
+    created = create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=0, plugins=(library,)))
     assert f"plugins/{arch}/libx.so" in {
-        entry["path"] for entry in facts.manifest["files"] if entry["role"] == "plugin"
+        entry["path"] for entry in created.manifest["files"] if entry["role"] == "plugin"
     }
     assert f"--dynamicPlugins=plugins/{arch}/libx.so" in (tmp_path / "b/README.md").read_text()
     sidecar_path(library).write_text(json.dumps({"sha256": "0" * 64}))
@@ -385,9 +385,9 @@ def _tokens(folder: Path) -> Path:
 def test_compiled_kernels_for_the_cpu_travel_and_are_tried(tiny_model: Path, tmp_path: Path) -> None:
     """Those of this processor; TensorRT is not given them."""
     libraries = [built(arch).path for arch in ARCHITECTURES]
-    facts = create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=1, plugins=tuple(libraries)))
+    created = create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=1, plugins=tuple(libraries)))
     homes = {arch: f"kernels/{arch}/{CPU_KERNELS.file_name}" for arch in ARCHITECTURES}
-    roles = {entry["path"]: entry["role"] for entry in facts.manifest["files"]}
+    roles = {entry["path"]: entry["role"] for entry in created.manifest["files"]}
     assert {path for path, role in roles.items() if role == "kernels"} == {*homes.values()}
     assert all(roles[f"{home}.json"] == "sidecar" for home in homes.values())
     readme = (tmp_path / "b/README.md").read_text()
@@ -400,7 +400,7 @@ def test_compiled_kernels_for_the_cpu_travel_and_are_tried(tiny_model: Path, tmp
     assert "ok   model/tiny.onnx on cpu, samples" in alone.stdout and "by ONNX functions" in alone.stdout
     assert alone.stdout.count("ok  ") == 1
     assert f"not run: {here}. A bundle's libraries are code" in alone.stdout
-    for allowed in (["--run-libraries"], ["--manifest-sha256", facts.manifest_sha256]):
+    for allowed in (["--run-libraries"], ["--manifest-sha256", created.manifest_sha256]):
         finished = run_script(tmp_path / "b", *allowed)
         assert finished.returncode == 0, finished.stdout
         assert f"ok   model/tiny.onnx on cpu, {here}, samples" in finished.stdout
@@ -426,11 +426,11 @@ def test_kernels_that_do_not_load_take_nothing_else_along(tiny_model: Path, tmp_
     assert f"does not load tiny.onnx with {CPU_KERNELS.file_name}" in report["not_run"][0]["why"]
 
 
-def engine_facts(engine: Path, model: Path, **changes: object) -> None:
-    """Facts beside a file that stands for an engine."""
+def engine_sidecar(engine: Path, model: Path, **changes: object) -> None:
+    """The sidecar of a file that stands for an engine."""
     sidecar = read_sidecar(model)
     assert sidecar is not None
-    facts = {
+    created = {
         "backend": "tensorrt-rtx",
         "library_version": "1.7.1.116",
         "targets": ["sm_86"],
@@ -445,15 +445,15 @@ def engine_facts(engine: Path, model: Path, **changes: object) -> None:
         "engine_bytes": engine.stat().st_size,
         "created": "2026-01-01T00:00:00Z",
     }
-    sidecar_path(engine).write_text(json.dumps(facts | changes))
+    sidecar_path(engine).write_text(json.dumps(created | changes))
 
 
 def test_an_engine_borrows_the_samples_and_says_what_is_missing(tiny_model: Path, tmp_path: Path) -> None:
     engine = tmp_path / "tiny.engine"
     engine.write_bytes(b"an engine" * 100)
-    engine_facts(engine, tiny_model)
-    facts = create_bundle(BundleRequest(tiny_model, tmp_path / "b", engines=(engine,)))
-    entry = facts.manifest["models"][1]
+    engine_sidecar(engine, tiny_model)
+    created = create_bundle(BundleRequest(tiny_model, tmp_path / "b", engines=(engine,)))
+    entry = created.manifest["models"][1]
     assert (entry["path"], entry["samples_of"]) == ("engines/tiny.engine", "model/tiny.onnx")
     assert (entry["backend"], entry["compute_capability"]) == ("tensorrt-rtx", "8.6")
     report = verify_bundle(tmp_path / "b").report
@@ -469,16 +469,16 @@ def test_what_decides_for_an_engine_of_another_element_type(tiny_model: Path, tm
     """Bounds for single elements, which every device can check."""
     engine = tmp_path / "tiny.engine"
     engine.write_bytes(b"an engine")
-    engine_facts(engine, tiny_model, dtype="int8")
-    facts = create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=0, engines=(engine,)))
-    assert facts.manifest["models"][1]["tolerance"] == {"atol": 1e-4, "rtol": 1e-4, "cosine": None}
+    engine_sidecar(engine, tiny_model, dtype="int8")
+    created = create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=0, engines=(engine,)))
+    assert created.manifest["models"][1]["tolerance"] == {"atol": 1e-4, "rtol": 1e-4, "cosine": None}
 
 
 def test_engines_whose_folders_would_have_one_name_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     engines = (tmp_path / "on a.engine", tmp_path / "on_a.engine")
     for engine in engines:
         engine.write_bytes(b"an engine")
-        engine_facts(engine, tiny_model, backend="tensorrt")
+        engine_sidecar(engine, tiny_model, backend="tensorrt")
     with pytest.raises(UsageError, match=r"would have the name triton/tiny_on_a_tensorrt/config\.pbtxt"):
         create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=0, engines=engines, triton=Serving()))
 
@@ -496,7 +496,7 @@ def test_engines_that_do_not_belong_are_refused(
 ) -> None:
     engine = tmp_path / "tiny.engine"
     engine.write_bytes(b"an engine")
-    engine_facts(engine, tiny_model, **changes)
+    engine_sidecar(engine, tiny_model, **changes)
     with pytest.raises(error, match=words):
         create_bundle(BundleRequest(tiny_model, tmp_path / "b", engines=(engine,)))
     assert not (tmp_path / "b").exists()

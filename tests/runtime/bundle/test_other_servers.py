@@ -61,9 +61,9 @@ def _mlserver(model: Path, folder: Path) -> AbstractContextManager[str]:
     settings = {"host": "127.0.0.1", "http_port": ports[0], "grpc_port": ports[1], "metrics_port": ports[2]}
     settings |= {"parallel_workers": 0, "metrics_endpoint": None}
     (folder / "settings.json").write_text(json.dumps(settings))
-    facts = {"name": model.stem, "implementation": "mlserver_runtime.LocalAttention"}
-    facts["parameters"] = {"uri": str(model)}  # type: ignore[assignment]
-    (folder / "model-settings.json").write_text(json.dumps(facts))
+    settings = {"name": model.stem, "implementation": "mlserver_runtime.LocalAttention"}
+    settings["parameters"] = {"uri": str(model)}  # type: ignore[assignment]
+    (folder / "model-settings.json").write_text(json.dumps(settings))
     return _server(
         [python, "-c", "from mlserver.cli import main; main()", "start", str(folder)], folder, ports[0], model
     )

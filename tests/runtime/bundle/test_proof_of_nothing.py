@@ -165,8 +165,8 @@ def test_outputs_below_the_absolute_tolerance_are_bounded_otherwise(tmp_path: Pa
     graph = onnx.helper.make_graph([onnx.helper.make_node("Softmax", ["x"], ["y"])], "g", [x], [y])
     path = tmp_path / "m.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9), path)
-    facts = create_bundle(BundleRequest(path, tmp_path / "b", as_tar=False, samples=1))
-    assert facts.manifest["models"][0]["tolerance"]["cosine"] == 0.999
+    created = create_bundle(BundleRequest(path, tmp_path / "b", as_tar=False, samples=1))
+    assert created.manifest["models"][0]["tolerance"]["cosine"] == 0.999
     assert localattn("bundle", "verify", tmp_path / "b").code == 0
     zeros = changed(tmp_path / "b", tmp_path / "c", lambda arrays: {name: x * 0 for name, x in arrays.items()})
     assert localattn("bundle", "verify", zeros).code == 1

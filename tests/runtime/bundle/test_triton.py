@@ -24,7 +24,7 @@ import onnxruntime
 import pytest
 
 from localattn.core.documents.sidecar import sidecar_path
-from localattn.core.documents.step_facts import CacheFacts, StepFacts
+from localattn.core.documents.step_record import CacheRecord, StepRecord
 from localattn.core.storage.files import sha256
 from localattn.core.tensors import TensorSpec
 from localattn.runtime.bundle import serving
@@ -36,7 +36,7 @@ from localattn.runtime.inputs.rows import open_batch
 from ...conftest import TINY, Finished, save_upstream
 from ...support.models.bundles import open_model, tiny_model  # noqa: F401
 from ...support.models.step_model import expected_logits, write
-from .test_create import engine_facts
+from .test_create import engine_sidecar
 
 Command = Callable[..., Finished]
 _NUMPY = {"TYPE_INT64": np.int64, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16, "TYPE_BOOL": np.bool_}
@@ -158,14 +158,14 @@ def step_model(tmp_path: Path) -> Path:
     (tmp_path / "step").mkdir()
     step = write(tmp_path / "step", vocabulary=50)
     for model in step.parent.glob("*.onnx"):
-        facts = json.loads(sidecar_path(model).read_text())
-        sidecar_path(model).write_text(json.dumps(facts | {"model_sha256": sha256(model)}))
+        sidecar = json.loads(sidecar_path(model).read_text())
+        sidecar_path(model).write_text(json.dumps(sidecar | {"model_sha256": sha256(model)}))
     return step
 
 
 def test_step_graph_streams_with_the_servers_state(step_model: Path, tmp_path: Path, schema: ModuleType) -> None:
-    facts = create_bundle(BundleRequest(step_model, tmp_path / "b", samples=3, triton=Serving(sequences=4)))
-    assert {model["path"].split("/")[-1] for model in facts.manifest["models"]} == {
+    created = create_bundle(BundleRequest(step_model, tmp_path / "b", samples=3, triton=Serving(sequences=4)))
+    assert {model["path"].split("/")[-1] for model in created.manifest["models"]} == {
         "model_step.onnx",
         "model_step.prefill.onnx",
     }
@@ -236,9 +236,9 @@ def test_no_token_is_drawn_from_logits_that_are_not_finite(monkeypatch: pytest.M
 def test_external_weights_are_shared_by_the_served_copy(step_model: Path, tmp_path: Path, schema: ModuleType) -> None:
     model = onnx.load(step_model)
     onnx.save(model, step_model, save_as_external_data=True, location="step.weights", size_threshold=200)
-    facts = json.loads(sidecar_path(step_model).read_text())
-    facts["step"]["prefill"] = None
-    sidecar_path(step_model).write_text(json.dumps(facts | {"model_sha256": sha256(step_model)}))
+    sidecar = json.loads(sidecar_path(step_model).read_text())
+    sidecar["step"]["prefill"] = None
+    sidecar_path(step_model).write_text(json.dumps(sidecar | {"model_sha256": sha256(step_model)}))
     create_bundle(BundleRequest(step_model, tmp_path / "b", triton=Serving()))
     assert [path.name for path in (tmp_path / "b").rglob("*.weights")] == ["step.weights"]
     tokens = np.arange(4).reshape(1, 4)
@@ -251,17 +251,17 @@ def test_external_weights_are_shared_by_the_served_copy(step_model: Path, tmp_pa
 def test_engines(tiny_model: Path, tmp_path: Path, schema: ModuleType, backend: str, served: bool) -> None:
     engine = tmp_path / "orin.engine"
     engine.write_bytes(b"an engine")
-    engine_facts(engine, tiny_model, backend=backend, library_version="10.3.0.30", targets=["sm_87"])
-    facts = create_bundle(BundleRequest(tiny_model, tmp_path / "b", engines=(engine,), triton=Serving()))
+    engine_sidecar(engine, tiny_model, backend=backend, library_version="10.3.0.30", targets=["sm_87"])
+    created = create_bundle(BundleRequest(tiny_model, tmp_path / "b", engines=(engine,), triton=Serving()))
     folder = tmp_path / "b/triton/tiny_orin_tensorrt"
     assert folder.is_dir() is served
     if served:
         config = read_config(folder, schema)
         assert config.backend == "tensorrt"
         assert [group.kind for group in config.instance_group] == [1]  # KIND_GPU
-        assert facts.manifest["models"][1]["path"] == "triton/tiny_orin_tensorrt/1/orin.engine"
+        assert created.manifest["models"][1]["path"] == "triton/tiny_orin_tensorrt/1/orin.engine"
     else:
-        assert "no backend" in facts.notes[0]
+        assert "no backend" in created.notes[0]
 
 
 def test_tensor_names_of_any_kind_survive(schema: ModuleType) -> None:
@@ -305,8 +305,10 @@ def test_batching_only_where_every_first_axis_is_the_same_open_one(inputs: Any, 
 def test_an_engine_of_a_step_file_leaves_the_position_to_the_client(schema: ModuleType) -> None:
     from google.protobuf import text_format
 
-    cache = CacheFacts(input="c", output="next_c", shape=[1, 2], dtype="float16", fill=0.5)
-    step = StepFacts(mode="step", chunk=1, token_input="tokens", logits_output="logits", caches=[cache], in_place=False)
+    cache = CacheRecord(input="c", output="next_c", shape=[1, 2], dtype="float16", fill=0.5)
+    step = StepRecord(
+        mode="step", chunk=1, token_input="tokens", logits_output="logits", caches=[cache], in_place=False
+    )
     inputs = [
         TensorSpec("tokens", "int64", (1, 1)),
         TensorSpec("position", "int64", (1,)),

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from localattn.core.tolerance import tolerance_for
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.triton import Serving
 
@@ -71,9 +71,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, open_mode
         for path in place.iterdir():
             path.rename(path.with_name(path.name.replace("model_step", place.name)))
         step = place / f"{place.name}.onnx"
-        facts = json.loads(step.with_suffix(".onnx.json").read_text())
-        facts["step"]["prefill"] = f"{place.name}.prefill.onnx"
-        step.with_suffix(".onnx.json").write_text(json.dumps(facts))
+        sidecar = json.loads(step.with_suffix(".onnx.json").read_text())
+        sidecar["step"]["prefill"] = f"{place.name}.prefill.onnx"
+        step.with_suffix(".onnx.json").write_text(json.dumps(sidecar))
         for model in place.glob("*.onnx"):
             _seal(model)
     bundles: dict[str, Path] = {}
@@ -105,9 +105,9 @@ def _impatient(steps: Path, folder: Path) -> Path:
     folder.mkdir()
     for path in steps.glob("steps*"):
         shutil.copy(path, folder / path.name.replace("steps", "idle"))
-    facts = json.loads((folder / "idle.onnx.json").read_text())
-    facts["step"]["prefill"] = "idle.prefill.onnx"
-    (folder / "idle.onnx.json").write_text(json.dumps(facts))
+    sidecar = json.loads((folder / "idle.onnx.json").read_text())
+    sidecar["step"]["prefill"] = "idle.prefill.onnx"
+    (folder / "idle.onnx.json").write_text(json.dumps(sidecar))
     for model in folder.glob("*.onnx"):
         _seal(model)
     create_bundle(BundleRequest(folder / "idle.onnx", folder / "b", samples=1, triton=Serving(sequences=1)))

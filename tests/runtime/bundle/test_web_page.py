@@ -243,13 +243,13 @@ def test_it_fits_a_phone(demo: Demo, page: Page, dark: bool) -> None:
         page.call("Emulation.clearDeviceMetricsOverride")
 
 
-def small(folder: Path, facts: Mapping[str, object] = MappingProxyType({}), **options: int) -> Path:
-    """A step file of a few numbers, with other facts in its sidecar where they are given."""
+def small(folder: Path, entries: Mapping[str, object] = MappingProxyType({}), **options: int) -> Path:
+    """A step file of a few numbers, with other entries in its sidecar where they are given."""
     folder.mkdir(exist_ok=True)
     path = step_model.write(folder, **options)
     for file in folder.glob("*.onnx"):
         document = json.loads(sidecar_path(file).read_text())
-        document |= {"model_sha256": sha256(file), **facts}
+        document |= {"model_sha256": sha256(file), **entries}
         sidecar_path(file).write_text(json.dumps(document))
     return path
 

@@ -11,7 +11,7 @@ import torch
 from localattn.core.errors import UsageError
 from localattn.demo import checkpoint_path, config_path, validation_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.generation.generator import Generator
 from localattn.runtime.generation.step_session import open_step
 from localattn.runtime.session import load
@@ -107,7 +107,7 @@ def test_modules_without_tokens_stream_too(tmp_path, class_name, kwargs, shapes)
     inputs = {spec.name: rng.standard_normal(spec.shape).astype(np.float32) for spec in full.inputs}
     (expected,) = full.run(inputs).values()
     session = open_step(step, "cpu", 1)
-    axis = session.facts.sequence_axis
+    axis = session.record.sequence_axis
     assert session.max_positions == 2**31 - 1
     for count in (3, 8, 1, 50, 21, 117):
         start = session.position

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from localattn.core.documents.sidecar import read_sidecar
-from localattn.core.documents.step_facts import CacheFacts
+from localattn.core.documents.step_record import CacheRecord
 from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.bench.inputs import Sizes, draw
 from localattn.runtime.generation.step_session import open_step
 from localattn.runtime.inputs.arrays import load_arrays
@@ -120,6 +120,6 @@ def test_open_sizes_are_those_of_the_export(tmp_path: Path, localattn: Command) 
 def test_a_type_that_numpy_has_not_is_an_error(wordy: Path) -> None:
     sidecar = read_sidecar(wordy)
     assert sidecar is not None and sidecar.step is not None
-    strange = CacheFacts(input="a", output="b", shape=[2], dtype="float7")
+    strange = CacheRecord(input="a", output="b", shape=[2], dtype="float7")
     with pytest.raises(UsageError, match="'a' cannot be filled"):
         first_call(sidecar.step.model_copy(update={"caches": [strange]}))

@@ -11,7 +11,7 @@ import pytest
 
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.triton import Serving
 from localattn.runtime.inputs.rows import ROWS, check_rows, rows_stay_apart
@@ -106,10 +106,10 @@ def test_int8_scales_span_the_batch(tmp_path: Path) -> None:
     others = np.concatenate([tokens[:1], (tokens[1:] + 7) % 23])
     first, second = (session.run({"tokens": x})["logits"][0] for x in (tokens, others))
     assert not np.array_equal(first, second)
-    facts = create_bundle(BundleRequest(model, tmp_path / "b", triton=Serving()))
+    created = create_bundle(BundleRequest(model, tmp_path / "b", triton=Serving()))
     config = (tmp_path / "b/triton/m/config.pbtxt").read_text()
     assert "max_batch_size: 0" in config and "dynamic_batching" not in config
-    assert any("int8" in note for note in facts.notes)
+    assert any("int8" in note for note in created.notes)
 
 
 def test_a_step_file_of_few_tokens_can_be_quantized(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.storage.publishing import SEAL
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime import load
 from localattn.runtime.parity.files import check_built_engine
@@ -122,9 +122,9 @@ def test_a_build_compares_what_it_built_with_its_file(folder: Path) -> None:
 @pytest.mark.parametrize("value", [None, 8, [["int8"]], {"int8": 1}, "int7"], ids=str)
 def test_a_precision_that_is_none_is_refused(folder: Path, option: str, value: Any, localattn: Command) -> None:
     model, sidecar = folder / "model.onnx", sidecar_path(folder / "model.onnx")
-    facts = {name: x for name, x in json.loads(sidecar.read_text()).items() if name != SEAL}
-    facts["options"][option] = value
-    sidecar.write_text(json.dumps(facts))
+    sidecar = {name: x for name, x in json.loads(sidecar.read_text()).items() if name != SEAL}
+    sidecar["options"][option] = value
+    sidecar.write_text(json.dumps(sidecar))
     finished = localattn("parity", model, "--against", folder / "half.onnx")
     assert finished.code == 2 and f"options.{option} must be one of fp32, fp16, bf16" in " ".join(finished.err.split())
     assert localattn("run", model).code == 0
@@ -209,8 +209,8 @@ def test_outputs_are_matched_by_name(folder: Path, localattn: Command) -> None:
 
 def test_a_judge_that_nothing_proves_is_called_so(folder: Path, localattn: Command) -> None:
     judge, model = folder / "model.onnx", folder / "half.onnx"
-    facts = sidecar_path(judge)
-    original = json.loads(facts.read_text())
+    sidecar = sidecar_path(judge)
+    original = json.loads(sidecar.read_text())
     named = [check for check in original["checks"] if check["name"] != "parity"]
     doubtful = [{**x, "status": "not proven"} if x["name"] == "parity" else x for x in original["checks"]]
     for changed, why in (
@@ -221,10 +221,10 @@ def test_a_judge_that_nothing_proves_is_called_so(folder: Path, localattn: Comma
         (None, "it has no sidecar"),
     ):
         if changed is None:
-            facts.unlink()
+            sidecar.unlink()
         else:
             kept = {name: value for name, value in {**original, **changed}.items() if name != SEAL}
-            facts.write_text(json.dumps(kept))
+            sidecar.write_text(json.dumps(kept))
         finished = localattn("parity", model, "--against", judge, "--seeds", 1, "--format", "json")
         shown = document(finished)
         assert shown["reference"]["checked"] is None
@@ -332,9 +332,11 @@ def test_a_step_files_faults_are_found(folder: Path, localattn: Command) -> None
     # A prefill file that is wrong while the step file is right: seen where its chunks come first, and only there.
     shutil.copy(original / "step.onnx", folder / "step.onnx")
     alter(folder / "step.prefill.onnx", forgetful)
-    facts = sidecar_path(folder / "step.prefill.onnx")
-    kept = {name: value for name, value in json.loads(facts.read_text()).items() if name not in (SEAL, "model_sha256")}
-    facts.write_text(json.dumps({**kept, "model_sha256": ""}))
+    sidecar = sidecar_path(folder / "step.prefill.onnx")
+    kept = {
+        name: value for name, value in json.loads(sidecar.read_text()).items() if name not in (SEAL, "model_sha256")
+    }
+    sidecar.write_text(json.dumps({**kept, "model_sha256": ""}))
     arguments = ("--seeds", 1, "--format", "json")
     shown = document(localattn("parity", folder / "step.onnx", "--against", original / "step.onnx", *arguments), code=1)
     assert [row["passed"] for row in shown["comparisons"]] == [True, False]
@@ -355,10 +357,10 @@ def test_step_files_inputs_and_lengths(folder: Path, localattn: Command) -> None
     assert odd.code == 2 and "8 per call" in odd.err
     whole = localattn("parity", folder / "step.prefill.onnx", "--against", folder / "model.onnx")
     assert whole.code == 2 and f"does not accept {LENGTH} positions" in whole.err
-    facts = json.loads(sidecar_path(folder / "step.onnx").read_text())
+    sidecar = json.loads(sidecar_path(folder / "step.onnx").read_text())
     for wrong in ({"token_input": "words"}, {"sequence_axis": 7}):
-        kept = {name: value for name, value in facts.items() if name != SEAL}
-        sidecar_path(folder / "step.onnx").write_text(json.dumps({**kept, "step": {**facts["step"], **wrong}}))
+        kept = {name: value for name, value in sidecar.items() if name != SEAL}
+        sidecar_path(folder / "step.onnx").write_text(json.dumps({**kept, "step": {**sidecar["step"], **wrong}}))
         other = localattn("parity", *pair)
         assert other.code == 2 and "is not the file that its sidecar describes" in other.err
     sidecar_path(folder / "step.onnx").unlink()

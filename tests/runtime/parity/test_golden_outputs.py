@@ -29,7 +29,7 @@ INT8 = tolerance_for("int8")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files of `y = x·w` without facts, in two precisions, with golden outputs that were recorded in both."""
+    """Files of `y = x·w` without sidecars, in two precisions, with golden outputs that were recorded in both."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal((2, 9, 16)).astype(np.float32)
     w = generator.standard_normal((16, 5)).astype(np.float32)
@@ -83,7 +83,7 @@ def test_the_untouched_modules_error_counts_for_golden_outputs_alone(
     monkeypatch.setattr("localattn.runtime.parity.files._recorded_baseline", lambda *_: known)
     report = parity(folder / "half.onnx", golden=folder / "off.npz")
     assert report.checks[0].status == "passed" and report.passed
-    assert all(row["passed"] for row in report.rows()) and "a module" in report.beside_baseline()[0]
+    assert all(row["passed"] for row in report.rows()) and "a module" in report.against_baseline()[0]
 
 
 def test_inputs_may_be_called_as_the_golden_file(

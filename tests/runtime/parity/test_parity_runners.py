@@ -16,7 +16,7 @@ from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.tensors import TensorSpec
 from localattn.core.tolerance import Tolerance, tolerance_for
 from localattn.exporter.export import ExportRequest, export, open_request
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.exporter.source.reference_runner import ReferenceRunner
 from localattn.runtime import load
 from localattn.runtime.generation.array_step import ArrayStep
@@ -109,7 +109,7 @@ def test_every_runner_equals_the_reference(
 def test_the_sequence_is_found_by_its_size(shape: tuple[int | str, ...], axis: int) -> None:
     session: Any = SimpleNamespace(backend="", provider="cpu", plugin=None, notes=(), inputs=[])
     session.output = TensorSpec("out", "float32", shape)
-    runner = SessionRunner(session, facts=Sidecar.model_construct(seq_len=64, batch=1, kwargs={}))
+    runner = SessionRunner(session, sidecar=Sidecar.model_construct(seq_len=64, batch=1, kwargs={}))
     assert runner.sequence_axis("out") == axis
 
 
@@ -185,7 +185,7 @@ def test_steps_in_plain_sessions_are_those_of_bound_buffers(folder: Path) -> Non
     assert compare(plain, bound, inputs, Tolerance(0, 0)).comparisons[0].passed
     assert plain.session.position == 19
     state = plain.session.state
-    assert state["position"].tolist() == [19] and len(state) == 1 + len(plain.facts.caches)
+    assert state["position"].tolist() == [19] and len(state) == 1 + len(plain.record.caches)
     assert all(np.abs(array).max() > 0 for array in state.values())
     assert bound.modes() == [bound], "the prefill file was not asked for"
 
@@ -199,7 +199,7 @@ def test_single_tokens_follow_the_chunks(folder: Path) -> None:
             return super()._execute(inputs, chunk)
 
     steps = plain_steps(folder, 1, CHUNK)
-    counted = Counted(steps.facts, steps._sessions)
+    counted = Counted(steps.record, steps._sessions)
     for singles, wanted in ((0, [8, 8, 8]), (1, [8, 8, *[1] * 8]), (None, [1] * 24)):
         calls.clear()
         runner = StepRunner(counted, singles=singles)

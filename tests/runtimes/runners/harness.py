@@ -51,17 +51,17 @@ def largest_error(run: Callable[[dict[str, Any]], dict[str, Any]], case: Path, d
     """The largest difference to what onnxruntime returned, over all calls and outputs."""
     blob = (case / "arrays.bin").read_bytes()
 
-    def array(facts: dict[str, Any]) -> Any:
-        data = np.frombuffer(blob, np.uint8, facts["bytes"], facts["offset"]).tobytes()
-        return np.frombuffer(data, facts["dtype"]).reshape(facts["shape"]).copy()
+    def array(described: dict[str, Any]) -> Any:
+        data = np.frombuffer(blob, np.uint8, described["bytes"], described["offset"]).tobytes()
+        return np.frombuffer(data, described["dtype"]).reshape(described["shape"]).copy()
 
-    state = {name: array(facts) for name, facts in document["start"].items()}
+    state = {name: array(described) for name, described in document["start"].items()}
     worst = 0.0
     for call in document["calls"]:
-        inputs = {name: array(facts) for name, facts in call["inputs"].items()}
+        inputs = {name: array(described) for name, described in call["inputs"].items()}
         outputs = run({name: {**inputs, **state}[name] for name in document["order"]["inputs"]})
-        for name, facts in call["outputs"].items():
-            wanted, got = array(facts), np.asarray(outputs[name])
+        for name, described in call["outputs"].items():
+            wanted, got = array(described), np.asarray(outputs[name])
             if got.shape != wanted.shape:
                 raise ValueError(f"{name} has shape {got.shape}, not {wanted.shape}")
             difference = np.abs(got.astype(np.float64) - wanted.astype(np.float64))

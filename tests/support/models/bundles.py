@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from localattn.demo import checkpoint_path, config_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 
 from ...conftest import TINY, save_upstream

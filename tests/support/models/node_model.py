@@ -57,8 +57,8 @@ def one_node(
     output.name, output.shape, output.type = "out", ir.Shape(shapes["query"]), ir.TensorType(ELEMENT[dtype])
     graph = ir.Graph(inputs, [output], nodes=[node], opset_imports={"": opset, DOMAIN: DOMAIN_VERSION}, name="one_node")
     sequences = batch * HEADS if isinstance(batch, int) else None
-    facts = properties_of(variant, attributes.as_onnx(), length if isinstance(length, int) else None, sequences)
-    body = attention_function(variant, opset, facts)
+    properties = properties_of(variant, attributes.as_onnx(), length if isinstance(length, int) else None, sequences)
+    body = attention_function(variant, opset, properties)
     model = ir.serde.serialize_model(ir.Model(graph, ir_version=10, functions=[body]))
     onnx.checker.check_model(model, full_check=True)
     return model

@@ -82,12 +82,12 @@ def _write_one(path, vocabulary, batch, chunk, max_positions, in_place, prefill)
         "logits_output": "logits", "caches": caches, "max_positions": max_positions, "in_place": in_place,
         "prefill": prefill,
     }  # fmt: skip
-    facts = {
+    sidecar = {
         "class": "local_attention.LocalTransformer", "kwargs": {"num_tokens": vocabulary}, "inputs": [],
         "outputs": [], "seq_len": chunk, "batch": batch, "dtype": "fp32", "opset": 20, "function_body": False,
         "checkpoint_sha256": "ab", "checkpoint_name": "model.pt", "model_sha256": "", "created": "", "step": step,
     }  # fmt: skip
-    sidecar_path(path).write_text(Sidecar.model_validate(facts).to_json())
+    sidecar_path(path).write_text(Sidecar.model_validate(sidecar).to_json())
 
 
 def _model(vocabulary: int, batch: int, chunk: int) -> onnx.ModelProto:

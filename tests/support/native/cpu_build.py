@@ -12,19 +12,19 @@ from localattn.core.machine.processor import Arch, host_arch
 from localattn.core.storage.library_store import CPU_KERNELS, keep, prepare_cache
 from localattn.core.storage.publishing import sidecar_path
 from localattn.plugins.cpu import build
-from localattn.plugins.cpu.facts import CpuLibraryFacts, parse_facts
+from localattn.plugins.cpu.sidecar import CpuLibrarySidecar, parse_sidecar
 
 from ..run_folder import once
 from .plugin_build import compiler
 
 
 @cache
-def built(arch: Arch) -> CpuLibraryFacts:
+def built(arch: Arch) -> CpuLibrarySidecar:
     """The library for a processor; the test is skipped where no compiler makes it."""
     compiler(arch)
     name = CPU_KERNELS.file_name
     path = once(f"cpu-{arch}", lambda place: build.build_library(place / name, arch=arch)) / name
-    return parse_facts(json.loads(sidecar_path(path).read_bytes()), path)
+    return parse_sidecar(json.loads(sidecar_path(path).read_bytes()), path)
 
 
 def library() -> str:

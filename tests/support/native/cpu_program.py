@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import localattn
-from localattn.plugins.library.facts import Arch, host_arch
+from localattn.plugins.library.sidecar import Arch, host_arch
 
 from ..run_folder import once
 from .plugin_build import compiler, emulator, folder, source_file

@@ -31,8 +31,8 @@ from localattn.plugins.kernel.spec import KernelSpec, full_set
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library import build
 from localattn.plugins.library.embed import to_compile
-from localattn.plugins.library.facts import Arch, LibraryFacts, host_arch, parse_facts
 from localattn.plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+from localattn.plugins.library.sidecar import Arch, LibrarySidecar, host_arch, parse_sidecar
 
 from ..run_folder import once
 
@@ -128,7 +128,7 @@ def _kernels() -> list[CompiledKernel]:
 
 
 @cache
-def library(arch: Arch) -> LibraryFacts:
+def library(arch: Arch) -> LibrarySidecar:
     """A library of all op types for one element type and head size."""
     pytest.importorskip("triton", reason="triton compiles the kernels")
     compiler(arch)
@@ -139,7 +139,7 @@ def library(arch: Arch) -> LibraryFacts:
             build.build_library(place / f"{arch}.so", specs=specs(), targets=targets, arch=arch)
 
     path = once(f"plugin-{arch}", make) / f"{arch}.so"
-    return parse_facts(json.loads(sidecar_path(path).read_bytes()), path)
+    return parse_sidecar(json.loads(sidecar_path(path).read_bytes()), path)
 
 
 @cache

@@ -16,7 +16,7 @@ from localattn.core.nodes.attention import HEADS_FIRST, NodeAttributes
 from localattn.core.nodes.gpu import RINGS, SERVED, SERVED_BY_OP_TYPE, KernelAttributes
 from localattn.core.nodes.grouped import GroupedAttributes
 from localattn.plugins.kernel.spec import KernelSpec, spec_for
-from localattn.plugins.library.facts import Arch, host_arch
+from localattn.plugins.library.sidecar import Arch, host_arch
 
 from .plugin_build import DTYPE, HEAD_DIM, emulator, library, program, stand_in_driver
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from .....core.documents.engine_facts import BuildOptions, EngineFacts, PluginFacts
-from .....core.documents.report import Report
+from .....core.documents.engine_sidecar import BuildOptions, EngineSidecar, PluginRecord
 from .....core.documents.sidecar import PARITY, CheckRecord, sidecar_path
 from .....core.error_texts import argument
 from .....core.errors import BuildFailed, MissingDependency, UsageError
@@ -21,13 +20,14 @@ from .....core.storage.files import sha256
 from .....core.storage.outputs import check_outputs, writing
 from .....core.storage.publishing import publish_together, sealed
 from .....core.versions import installed
+from ...engines import BuildReport, BuildRequest, Compare
 from ..device import Device, find_device, find_device_or_none, platform_name
 from ..library import TensorRTLibrary, open_library
 from ..open import start_device, why_never_opened
 from ..plugins import loaded_plugin, registered_op_types
 from .checks import check_engine, check_network
 from .network import build, parse
-from .request import BuildRequest, resolve_targets
+from .request import resolve_targets
 from .source import Source, check_fp8, profiles_for, read_source
 from .special import check_kept, check_kind
 from .timing_cache import extend, stage
@@ -35,47 +35,11 @@ from .timing_cache import extend, stage
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, repr=False)
-class BuildReport(Report):
-    """A finished build.
-
-    Args:
-        path: the engine.
-        facts: what its sidecar says.
-        notes: what the user should know.
-    """
-
-    path: Path
-    facts: EngineFacts
-    notes: list[str]
-
-    @property
-    def files(self) -> list[Path]:
-        """The engine and its facts."""
-        return [self.path, sidecar_path(self.path)]
-
-    @property
-    def checks(self) -> list[CheckRecord]:
-        """The checks of the engine."""
-        return self.facts.checks
-
-    def headline(self) -> str:
-        """Return the engine and its properties as one line."""
-        return (
-            f"{self.path}  {self.facts.backend} {self.facts.library_version} for {', '.join(self.facts.targets)}, "
-            f"{self.facts.dtype}"
-        )
-
-
-# The new engine, the ONNX file, the plugin library and where to run → the record of a comparison of the two.
-Compare = Callable[[Path, Path, Path | None, str], CheckRecord]
-
-
 @timed_steps(_log)
 def build_engine(
     request: BuildRequest, progress: Callable[[str], None] = lambda _: None, compare: Compare | None = None
 ) -> BuildReport:
-    """Build an engine and the file of facts beside it; either both appear, or nothing.
+    """Build an engine and the sidecar beside it; either both appear, or nothing.
 
     Args:
         request: what to build.
@@ -115,18 +79,18 @@ def build_engine(
         progress("Checking the engine")
         checks += demand(check_kept(staged, request))
         checks += demand(_inspect(plan, staged, nodes))
-        facts = _facts(plan, staged, nodes, checks, seconds)
+        sidecar = _sidecar_of(plan, staged, nodes, checks, seconds)
         described = sidecar_path(staged)
-        described.write_text(sealed(facts.to_json()), encoding="utf-8")
+        described.write_text(sealed(sidecar.to_json()), encoding="utf-8")
         if compare is not None:
             progress("Comparing the engine with the ONNX file")
-            facts.checks += demand([_parity(plan, staged, compare)])
-            described.write_text(sealed(facts.to_json()), encoding="utf-8")
+            sidecar.checks += demand([_parity(plan, staged, compare)])
+            described.write_text(sealed(sidecar.to_json()), encoding="utf-8")
         publish_together({described: sidecar_path(request.output), staged: request.output}, folder)
         if cache is not None and cache.is_file():
             assert request.timing_cache is not None
             notes += extend(network.builder, request.timing_cache, cache.read_bytes())
-    return BuildReport(request.output, facts, notes)
+    return BuildReport(request.output, sidecar, notes)
 
 
 @dataclass(frozen=True)
@@ -227,7 +191,7 @@ def _served(plan: _Plan) -> tuple[list[str], list[str]]:
     known = plugin.op_types or registered_op_types(plan.opened)
     nodes = source.nodes(known)
     if not nodes:
-        there = ", ".join(sorted({node.op_type for node in source.facts.windowed})) or "none"
+        there = ", ".join(sorted({node.op_type for node in source.summary.windowed})) or "none"
         raise UsageError(
             f"No plugin serves a node of {source.path}.",
             why=f"Its attention nodes: {there}. Plugins: {', '.join(known)}.",
@@ -266,24 +230,26 @@ def _parity(plan: _Plan, staged: Path, compare: Compare) -> CheckRecord:
     return compare(staged, model, None if library is None else library.path, where)
 
 
-def _facts(plan: _Plan, staged: Path, nodes: Sequence[str], checks: list[CheckRecord], seconds: float) -> EngineFacts:
-    """Return the facts of the engine, which go to a file beside it."""
+def _sidecar_of(
+    plan: _Plan, staged: Path, nodes: Sequence[str], checks: list[CheckRecord], seconds: float
+) -> EngineSidecar:
+    """Return the sidecar of the engine, which goes to a file beside it."""
     choice, source, device = plan.request.plugin, plan.source, plan.device
     plugin = None
     if choice.kind != "none":
-        plugin = PluginFacts(kind=choice.kind, layers=list(nodes))
+        plugin = PluginRecord(kind=choice.kind, layers=list(nodes))
         if choice.library is not None:
             plugin.kernels = list(choice.kernels)
             plugin.path, plugin.sha256 = str(choice.library.path.resolve()), choice.library.sha256
-    return EngineFacts(
+    return EngineSidecar(
         backend=plan.request.backend,
         library_version=plan.opened.version,
         targets=[f"sm_{target}" for target in plan.targets],
         platform=platform_name(),
         device="" if device is None else device.name,
         dtype=source.dtype,
-        inputs=source.facts.inputs,
-        outputs=source.facts.outputs,
+        inputs=source.summary.inputs,
+        outputs=source.summary.outputs,
         plugin=plugin,
         options=plan.options,
         onnx_name=source.path.name,
@@ -294,5 +260,5 @@ def _facts(plan: _Plan, staged: Path, nodes: Sequence[str], checks: list[CheckRe
         versions={"python": platform.python_version(), **installed(("localattn", "onnx", "polygraphy"))},
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         checks=checks,
-        model=source.facts.sidecar if source.facts.sidecar_matches else None,
+        model=source.summary.sidecar if source.summary.sidecar_matches else None,
     )

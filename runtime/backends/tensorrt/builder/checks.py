@@ -12,7 +12,8 @@ from typing import Any
 
 from .....core.documents.sidecar import CheckRecord
 from .....core.dtypes import NUMPY_NAME, SHORT_NAME
-from ..layers import ELEMENTS, EngineLayer, read_layers
+from ...engines import EngineLayer
+from ..layers import ELEMENTS, read_layers
 from ..library import TensorRTLibrary
 from .source import Source
 
@@ -75,7 +76,7 @@ def _network_types(opened: TensorRTLibrary, network: Any, layers: Sequence[Any],
     tensors = [network.get_input(i) for i in range(network.num_inputs)]
     tensors += [network.get_output(i) for i in range(network.num_outputs)]
     found = {tensor.name: element(tensor.dtype) for tensor in tensors}
-    for spec in [*source.facts.inputs, *source.facts.outputs]:
+    for spec in [*source.summary.inputs, *source.summary.outputs]:
         if found.get(spec.name) != spec.dtype:
             return _failed(
                 name, f"{spec.name} is {found.get(spec.name, 'not there')} in it, {spec.dtype} in the ONNX file"

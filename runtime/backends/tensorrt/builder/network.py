@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .....core.documents.engine_facts import ProfileFacts
+from .....core.documents.engine_sidecar import ProfileRecord
 from .....core.error_texts import argument
 from .....core.errors import BuildFailed, MissingDependency
 from .....onnx_graph.library_errors import refused_as
+from ...engines import BuildRequest
 from ..library import TensorRTLibrary
 from . import special
-from .request import BuildRequest
 from .source import Source
 
 
@@ -127,7 +127,7 @@ def build(
     network: Network,
     request: BuildRequest,
     targets: Sequence[int],
-    profiles: Sequence[ProfileFacts],
+    profiles: Sequence[ProfileRecord],
     progress: Callable[[str], None],
     cache: Path | None = None,
 ) -> Any:
@@ -212,7 +212,7 @@ def _configuration(
     opened: TensorRTLibrary,
     request: BuildRequest,
     targets: Sequence[int],
-    profiles: Sequence[ProfileFacts],
+    profiles: Sequence[ProfileRecord],
     watch: Any,
     cache: str | None,
 ) -> Any:
@@ -229,9 +229,9 @@ def _configuration(
     if request.workspace is not None:
         common["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: request.workspace}
     numbered: dict[int, Any] = {}
-    for facts in profiles:
-        shapes = numbered.setdefault(facts.profile, Profile())
-        shapes.add(facts.input, min=facts.min, opt=facts.opt, max=facts.max)
+    for record in profiles:
+        shapes = numbered.setdefault(record.profile, Profile())
+        shapes.add(record.input, min=record.min, opt=record.opt, max=record.max)
     if numbered:
         common["profiles"] = [numbered[number] for number in sorted(numbered)]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .....core.documents.engine_facts import read_engine_facts
+from .....core.documents.engine_sidecar import read_engine_sidecar
 from .....core.error_texts import argument
 from .....core.errors import UsageError
+from ...engines import BuildRequest, PluginChoice
 from ..plugins import find_library
 from .build import build_engine
-from .request import BuildRequest, PluginChoice
 
 
 def rebuild(engine: Path, changed: Path, plugin: str) -> Path:
     """Build the changed ONNX file as the engine was built; return the new engine, beside that file.
 
     Args:
-        engine: the engine, with its facts beside it.
+        engine: the engine, with its sidecar beside it.
         changed: the changed copy of the ONNX file that it was built from.
         plugin: the engine's plugin library, as `runtime.session.load` takes it.
 
@@ -25,15 +25,15 @@ def rebuild(engine: Path, changed: Path, plugin: str) -> Path:
         MissingDependency: the library, a GPU or the plugin library is missing.
         BuildFailed: the build failed.
     """
-    facts = read_engine_facts(engine)
+    sidecar = read_engine_sidecar(engine)
     choice = PluginChoice()
-    if facts.plugin is not None:
-        if facts.plugin.kind != "library":
+    if sidecar.plugin is not None:
+        if sidecar.plugin.kind != "library":
             raise UsageError(
                 "Bisecting rebuilds the engine, which is not possible with ahead-of-time plugins.",
                 fix=f"Bisect the ONNX file, or an engine built with {argument('plugin', 'library')}.",
             )
-        choice = PluginChoice("library", find_library(facts.plugin, engine, plugin), asked="library")
+        choice = PluginChoice("library", find_library(sidecar.plugin, engine, plugin), asked="library")
     output = changed.with_suffix(engine.suffix)
-    build_engine(BuildRequest(changed, output, facts.backend, facts.targets, choice))
+    build_engine(BuildRequest(changed, output, sidecar.backend, sidecar.targets, choice))
     return output

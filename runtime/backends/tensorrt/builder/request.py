@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from collections.abc import Sequence
 
-from .....core.documents.engine_facts import BuildOptions, KernelName, ProfileFacts
 from .....core.error_texts import argument
 from .....core.errors import UsageError
-from .....core.storage.file_kinds import ENGINE, TIMING_CACHE
-from .....core.storage.library_store import Library
-from .....core.storage.outputs import Output
-from .....onnx_graph.onnx_file import OnnxFile
 from ..device import Device
 from ..library import TensorRTLibrary
 
@@ -23,95 +15,6 @@ SERIES = {"rtx20": 75, "rtx30": 86, "rtx40": 89, "rtx50": 120}
 
 # The default targets of TensorRT-RTX without a GPU: the desktop GPUs it is made for.
 DEFAULT_TARGETS = (86, 89, 120)
-
-
-@dataclass(frozen=True)
-class PluginChoice:
-    """How the attention nodes become plugins.
-
-    Args:
-        kind: `library`: through a shared library; `aot`: kernels inside the engine; `none`: by the ONNX function.
-        library: the shared library, with `library`.
-        register: registers the ahead-of-time plugins with TensorRT, with `aot`.
-        op_types: those the plugins compute, with `aot`; a library lists its own.
-        kernels: those that the model needs of the library.
-        asked: the option as the user gave it ("auto" too), for the record.
-    """
-
-    kind: Literal["library", "aot", "none"] = "none"
-    library: Library | None = None
-    register: Callable[[], None] | None = None
-    op_types: tuple[str, ...] = ()
-    kernels: tuple[KernelName, ...] = ()
-    asked: str = "none"
-
-
-@dataclass(frozen=True)
-class BuildRequest:
-    """An engine to build.
-
-    Args:
-        model: the ONNX file, or its path; its external data is looked for beside it.
-        output: the engine to write; its facts go to a file beside it.
-        backend: "tensorrt" or "tensorrt-rtx".
-        targets: GPUs, as "rtx40" or "sm_89"; none means the GPU here, for RTX without a GPU those of `DEFAULT_TARGETS`.
-        plugin: how the attention nodes become plugins.
-        timing_cache: file of measured kernel times to read and extend.
-        workspace: bytes of scratch memory a layer may use, ≥ 1.
-        builder_optimization_level: 0 to 5; higher searches longer.
-        profiles: sizes of inputs with dynamic axes.
-        version_compatible: later releases of TensorRT shall run it too.
-        hardware_compatible: "ampere-plus" or "same-capability": other GPUs shall run it too.
-        refit: its weights can be replaced.
-        strip_weights: leave its weights out.
-        embed_plugin: put the plugin library into it.
-        overwrite: replace an existing engine.
-        device: number of the GPU to build on, among those that the driver shows to this process.
-    """
-
-    model: Path | OnnxFile
-    output: Path
-    backend: Literal["tensorrt", "tensorrt-rtx"]
-    targets: Sequence[str] = ()
-    plugin: PluginChoice = PluginChoice()
-    timing_cache: Path | None = None
-    workspace: int | None = None
-    builder_optimization_level: int | None = None
-    profiles: Sequence[ProfileFacts] = field(default_factory=tuple)
-    version_compatible: bool = False
-    hardware_compatible: Literal["ampere-plus", "same-capability"] | None = None
-    refit: bool = False
-    strip_weights: bool = False
-    embed_plugin: bool = False
-    overwrite: bool = False
-    device: int = 0
-
-    @property
-    def outputs(self) -> list[Output]:
-        """The files to write, the engine last; other builds may extend the timing cache meanwhile."""
-        cache = [] if self.timing_cache is None else [Output(self.timing_cache, TIMING_CACHE)]
-        return [*cache, Output(self.output, ENGINE)]
-
-    @property
-    def inputs(self) -> list[Path]:
-        """The files to read; files beside them (sidecars, weights) are not listed."""
-        library = self.plugin.library
-        return [Path(self.model), *(() if library is None else (library.path,))]
-
-    def options(self, profiles: Sequence[ProfileFacts]) -> BuildOptions:
-        """Return the record of these options, with the sizes that the engine will take."""
-        return BuildOptions(
-            plugin=self.plugin.asked,
-            builder_optimization_level=self.builder_optimization_level,
-            workspace=self.workspace,
-            timing_cache=None if self.timing_cache is None else str(self.timing_cache),
-            profiles=list(profiles),
-            version_compatible=self.version_compatible,
-            hardware_compatible=self.hardware_compatible,
-            refit=self.refit,
-            strip_weights=self.strip_weights,
-            embed_plugin=self.embed_plugin,
-        )
 
 
 def capability(target: str) -> int:

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .....core.documents.engine_facts import ProfileFacts
+from .....core.documents.engine_sidecar import ProfileRecord
 from .....core.dtypes import SHORT_NAME
 from .....core.error_texts import argument
 from .....core.errors import UsageError
 from .....core.nodes.attention import DOMAIN
 from .....core.nodes.gpu import OLDEST_WITH_FP8
 from .....core.tensors import BATCH, SEQUENCE, UNNAMED_DIMENSION, TensorSpec
-from .....onnx_graph.facts import OnnxFacts, inspect_onnx
 from .....onnx_graph.gpu_nodes import aft_nodes, gpu_nodes, keep_functions, ring_nodes
 from .....onnx_graph.graph_values import element_types
 from .....onnx_graph.onnx_file import OnnxFile
 from .....onnx_graph.precision import fp8_attention
+from .....onnx_graph.summary import OnnxSummary, inspect_onnx
 
 # Operators that multiply matrices: if an input is a weight, they show the precision of the file.
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
@@ -32,12 +32,12 @@ class Source:
 
     Args:
         file: the file.
-        facts: what is in it.
+        summary: what is in it.
         weighted_products: products of the top graph that have weights: node name → element type.
     """
 
     file: OnnxFile
-    facts: OnnxFacts
+    summary: OnnxSummary
     weighted_products: dict[str, str]
 
     @property
@@ -48,15 +48,15 @@ class Source:
     @property
     def dtype(self) -> str:
         """Element type of the file: "fp32", "fp16" or "bf16"; of its outputs where it has no weights."""
-        if self.facts.sidecar is not None and self.facts.sidecar_matches:
-            return self.facts.sidecar.dtype
-        of_outputs = (spec.dtype for spec in self.facts.outputs if spec.dtype in SHORT_NAME)
-        found = self.facts.weight_dtype or next(of_outputs, "float32")
+        if self.summary.sidecar is not None and self.summary.sidecar_matches:
+            return self.summary.sidecar.dtype
+        of_outputs = (spec.dtype for spec in self.summary.outputs if spec.dtype in SHORT_NAME)
+        found = self.summary.weight_dtype or next(of_outputs, "float32")
         return SHORT_NAME.get(found, found)
 
     def largest(self) -> dict[str, int]:
         """Return the sizes of dynamic axes at export, by name: the example's batch and the longest sequence."""
-        sidecar = self.facts.sidecar if self.facts.sidecar_matches else None
+        sidecar = self.summary.sidecar if self.summary.sidecar_matches else None
         return {} if sidecar is None else {BATCH: sidecar.batch, SEQUENCE: sidecar.seq_len}
 
     def nodes(self, op_types: Iterable[str]) -> list[str]:
@@ -102,14 +102,14 @@ def read_source(path: Path | OnnxFile) -> Source:
     file = OnnxFile.read(path)
     file.check_unchanged()
     file.check_without_overloads("TensorRT")
-    facts = inspect_onnx(file)
-    if facts.missing_external_data:
+    summary = inspect_onnx(file)
+    if summary.missing_external_data:
         raise UsageError(
             f"{file.name} is not complete.",
-            why=f"Its external data {', '.join(facts.missing_external_data)} is missing.",
+            why=f"Its external data {', '.join(summary.missing_external_data)} is missing.",
             fix="Copy the file that holds the weights beside it, under its name.",
         )
-    return Source(file, facts, _weighted_products(file.model.graph))
+    return Source(file, summary, _weighted_products(file.model.graph))
 
 
 def check_fp8(file: OnnxFile, targets: Sequence[int]) -> None:
@@ -139,7 +139,7 @@ def _weighted_products(graph: Any) -> dict[str, str]:
     return found
 
 
-def profiles_for(source: Source, given: Sequence[ProfileFacts]) -> list[ProfileFacts]:
+def profiles_for(source: Source, given: Sequence[ProfileRecord]) -> list[ProfileRecord]:
     """Return the sizes the engine will take, one entry an input and profile; none if every size is fixed.
 
     A profile that is not given goes from 1 to the sizes of the export: batch and longest sequence, from the sidecar.
@@ -148,7 +148,7 @@ def profiles_for(source: Source, given: Sequence[ProfileFacts]) -> list[ProfileF
         UsageError: an input that does not exist or whose sizes are fixed, sizes that do not fit, or dynamic axes whose
             sizes are unknown.
     """
-    specs = {spec.name: spec for spec in source.facts.inputs}
+    specs = {spec.name: spec for spec in source.summary.inputs}
     for profile in given:
         if profile.input not in specs:
             raise UsageError(f"There is no input {profile.input!r}.", fix=f"Known: {', '.join(specs)}.")
@@ -165,7 +165,7 @@ def profiles_for(source: Source, given: Sequence[ProfileFacts]) -> list[ProfileF
     ]
 
 
-def _check_profile(spec: TensorSpec, profile: ProfileFacts, source: Source) -> None:
+def _check_profile(spec: TensorSpec, profile: ProfileRecord, source: Source) -> None:
     longest = source.largest().get(SEQUENCE)
     for sizes in (profile.min, profile.opt, profile.max):
         fits = len(sizes) == len(spec.shape) and all(
@@ -186,7 +186,7 @@ def _check_profile(spec: TensorSpec, profile: ProfileFacts, source: Source) -> N
         )
 
 
-def _default_profile(spec: TensorSpec, source: Source, number: int) -> ProfileFacts:
+def _default_profile(spec: TensorSpec, source: Source, number: int) -> ProfileRecord:
     largest = source.largest()
     top: list[int] = []
     for size in spec.shape:
@@ -198,4 +198,4 @@ def _default_profile(spec: TensorSpec, source: Source, number: int) -> ProfileFa
             )
         top.append(largest[size] if isinstance(size, str) else size)
     low = [1 if isinstance(size, str) else size for size in spec.shape]
-    return ProfileFacts(profile=number, input=spec.name, min=tuple(low), opt=tuple(top), max=tuple(top))
+    return ProfileRecord(profile=number, input=spec.name, min=tuple(low), opt=tuple(top), max=tuple(top))

@@ -11,9 +11,9 @@ from typing import Any
 from .....core.documents.sidecar import CheckRecord
 from .....core.error_texts import argument
 from .....core.errors import MissingDependency, UsageError
+from ...engines import BuildRequest
 from ..device import Device
 from ..library import TensorRTLibrary
-from .request import BuildRequest
 
 # Values of `hardware_compatible` → names of TensorRT's HardwareCompatibilityLevel.
 LEVELS = {"ampere-plus": "AMPERE_PLUS", "same-capability": "SAME_COMPUTE_CAPABILITY"}

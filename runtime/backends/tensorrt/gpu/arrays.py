@@ -17,7 +17,7 @@ from . import dlpack
 from .memory import Buffer, download, empty, readable
 
 
-class NotTaken(Exception):
+class UnusableArray(Exception):
     """An array of another library cannot be used; the text says why."""
 
 
@@ -119,13 +119,13 @@ def view_of(array: Any, stream: int, device: int) -> GpuView:
         device: number of the GPU it must be on.
 
     Raises:
-        NotTaken: it has neither, lies elsewhere, or is not contiguous.
+        UnusableArray: it has neither, lies elsewhere, or is not contiguous.
     """
     try:
         if hasattr(array, "__dlpack_device__"):
             kind, number = (int(part) for part in array.__dlpack_device__())
             if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) or number != device:
-                raise NotTaken(f"it lies on DLPack's device {kind}:{number}, not on cuda:{device}")
+                raise UnusableArray(f"it lies on DLPack's device {kind}:{number}, not on cuda:{device}")
             capsule = array.__dlpack__(stream=stream)
             found = dlpack.take(capsule)
             keep: Any = (array, capsule)
@@ -133,26 +133,28 @@ def view_of(array: Any, stream: int, device: int) -> GpuView:
             found = _by_interface(array.__cuda_array_interface__)
             keep = array
         else:
-            raise NotTaken(f"a {type(array).__name__} is no array: it has neither DLPack nor __cuda_array_interface__")
+            raise UnusableArray(
+                f"a {type(array).__name__} is no array: it has neither DLPack nor __cuda_array_interface__"
+            )
     except (ValueError, TypeError, KeyError, BufferError, RuntimeError) as error:
         # The errors of other libraries: older releases of PyTorch raise RuntimeError for an array with a gradient.
-        raise NotTaken(f"its {type(array).__name__} cannot be shared: {error}") from error
+        raise UnusableArray(f"its {type(array).__name__} cannot be shared: {error}") from error
     if not found.is_contiguous:
-        raise NotTaken("it is not contiguous")
+        raise UnusableArray("it is not contiguous")
     return GpuView(found.address, found.shape, found.dtype, keep)
 
 
-def _by_interface(facts: Any) -> dlpack.Found:
+def _by_interface(interface: Any) -> dlpack.Found:
     """Read `__cuda_array_interface__`, and wait for the stream it names."""
     from polygraphy import cuda
 
-    shape = tuple(int(size) for size in facts["shape"])
-    kind = np.dtype(facts["typestr"])
+    shape = tuple(int(size) for size in interface["shape"])
+    kind = np.dtype(interface["typestr"])
     if not kind.isnative:
-        raise ValueError(f"its elements are {facts['typestr']}")
-    strides = facts.get("strides")
+        raise ValueError(f"its elements are {interface['typestr']}")
+    strides = interface.get("strides")
     contiguous = strides is None or dlpack.are_contiguous(strides, shape, kind.itemsize)
-    writer = facts.get("stream")
+    writer = interface.get("stream")
     if writer is not None:
         cuda.wrapper().stream_synchronize(writer)
-    return dlpack.Found(int(facts["data"][0]), shape, kind.name, contiguous)
+    return dlpack.Found(int(interface["data"][0]), shape, kind.name, contiguous)

@@ -258,7 +258,7 @@ def check_on_gpu(source: object, opened: OpenEngine) -> None:
         UsageError: it does.
     """
     on_gpu = opened.opened.trt.TensorLocation.DEVICE
-    tensors = [spec.name for spec in (*opened.facts.inputs, *opened.facts.outputs)]
+    tensors = [spec.name for spec in (*opened.sidecar.inputs, *opened.sidecar.outputs)]
     elsewhere = [name for name in tensors if opened.engine.get_tensor_location(name) != on_gpu]
     if elsewhere:
         raise UsageError(

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from localattn.core.documents.engine_facts import read_engine_facts
+from localattn.core.documents.engine_sidecar import read_engine_sidecar
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import UsageError
 from localattn.exporter.export import ExportRequest, export
@@ -96,7 +96,7 @@ def test_a_model_without_a_kernel_of_fp8_is_refused(tmp_path: Path, localattn: C
     finished = localattn("export", checkpoint, "-o", tmp_path / "m.onnx", "--attention-dtype", "fp8")
     assert finished.code == 2 and "No attention node of the model can be computed in fp8." in finished.err
     finished = localattn("export", checkpoint, "-o", tmp_path / "m.onnx", "--attention-dtype", "fp8", "--mode", "step")
-    assert finished.code == 2 and "--attention-dtype fp8 does not go with --mode step" in finished.err
+    assert finished.code == 2 and "--attention-dtype fp8 cannot be combined with --mode step" in finished.err
 
 
 @needs_rtx
@@ -109,9 +109,9 @@ def test_an_engine_has_plugins_that_read_fp8(tmp_path: Path, localattn: Callable
     assert finished.code == 2 and "m.onnx has numbers in fp8, and sm_86 cannot multiply them." in finished.err
     finished = localattn(*built, "--target", "rtx40")
     assert finished.code == 0, finished.err
-    facts = read_engine_facts(engine)
-    checks = {check.name: check for check in facts.checks}
-    assert checks["plugin in network"].status == "passed" and facts.plugin is not None
-    assert [(kernel.dtype, kernel.head_dim) for kernel in facts.plugin.kernels] == [("fp8", 64)]
+    sidecar = read_engine_sidecar(engine)
+    checks = {check.name: check for check in sidecar.checks}
+    assert checks["plugin in network"].status == "passed" and sidecar.plugin is not None
+    assert [(kernel.dtype, kernel.head_dim) for kernel in sidecar.plugin.kernels] == [("fp8", 64)]
     shown = localattn("inspect", engine, "--format", "json")
     assert '"fp8"' in shown.out

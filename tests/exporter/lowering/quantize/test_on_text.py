@@ -16,7 +16,7 @@ from localattn.exporter.lowering.quantize.blocks import Blocks, round_in_blocks
 from localattn.exporter.lowering.quantize.calibration import Calibration, kind_of
 from localattn.exporter.lowering.quantize.mixed_bits import Rounded, choose
 from localattn.exporter.lowering.quantize.on_text import rounding_on_text
-from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.options import ShapeRequest
 from localattn.runtime.text_inputs.tokens import open_tokens
 
 from ....conftest import save_upstream

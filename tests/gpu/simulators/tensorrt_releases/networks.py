@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from localattn.core.documents.engine_facts import ProfileFacts
+from localattn.core.documents.engine_sidecar import ProfileRecord
 from localattn.core.errors import LocalAttnError
 from localattn.core.storage.file_kinds import contents_of
 from localattn.core.storage.library_store import TENSORRT_PLUGIN, Library, read_named
 from localattn.core.tensorrt_versions import FEATURES
 from localattn.doctor.probe_process import package
 from localattn.plugins.library.registry import available_backends, load_into_registry
+from localattn.runtime.backends.engines import BuildRequest, PluginChoice
 from localattn.runtime.backends.tensorrt.builder import network
 from localattn.runtime.backends.tensorrt.builder.checks import check_network
-from localattn.runtime.backends.tensorrt.builder.request import BuildRequest, PluginChoice
 from localattn.runtime.backends.tensorrt.builder.source import profiles_for, read_source
 from localattn.runtime.backends.tensorrt.builder.timing_cache import extend, stage
 from localattn.runtime.backends.tensorrt.library import TensorRTLibrary, open_library
@@ -42,7 +42,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     trt = bind(parts)
     opened = open_library("tensorrt")
     scratch, served = Path(parts.scratch), Path(asked["served"])
-    facts = load_into_registry(library, ["tensorrt"])
+    registry = load_into_registry(library, ["tensorrt"])
     return {
         "version": opened.version,
         "is_rtx": opened.library.is_rtx,
@@ -52,7 +52,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
         "doctor": package("tensorrt"),
         "missing": missing(trt, asked["names"]),
         "other": refused(lambda: open_library("tensorrt-rtx")),
-        "creators": [[c.name, c.version, c.namespace, len(c.attributes)] for c in facts.creators],
+        "creators": [[c.name, c.version, c.namespace, len(c.attributes)] for c in registry.creators],
         "models": {
             name: model(opened, Path(path), library if kind == "library" else None, scratch / f"{name}.times")
             for name, (path, kind) in asked["models"].items()
@@ -138,15 +138,15 @@ def model(opened: TensorRTLibrary, path: Path, library: Library | None, times: P
     return shown
 
 
-def given(source: Any) -> list[ProfileFacts]:
+def given(source: Any) -> list[ProfileRecord]:
     """Sizes for the file's dynamic axes: batches of 1 to 4, lengths of 16 to 64."""
     sizes = {"batch": (1, 2, 4), "seq": (16, 32, 64)}
 
-    def profile(spec: Any) -> ProfileFacts:
+    def profile(spec: Any) -> ProfileRecord:
         low, opt, top = (tuple(sizes[s][i] if isinstance(s, str) else s for s in spec.shape) for i in range(3))
-        return ProfileFacts(input=spec.name, min=low, opt=opt, max=top)
+        return ProfileRecord(input=spec.name, min=low, opt=opt, max=top)
 
-    is_open = [spec for spec in source.facts.inputs if any(isinstance(size, str) for size in spec.shape)]
+    is_open = [spec for spec in source.summary.inputs if any(isinstance(size, str) for size in spec.shape)]
     return [profile(spec) for spec in is_open]
 
 
@@ -184,7 +184,7 @@ def configurations(opened: TensorRTLibrary, definition: Any) -> Iterator[dict[st
         yield shown
 
 
-def cancelled(opened: TensorRTLibrary, parsed: Any, asked: BuildRequest, profiles: list[ProfileFacts]) -> bool:
+def cancelled(opened: TensorRTLibrary, parsed: Any, asked: BuildRequest, profiles: list[ProfileRecord]) -> bool:
     """Whether Ctrl-C at the first line of progress ends the build."""
 
     def interrupt(_: str) -> None:

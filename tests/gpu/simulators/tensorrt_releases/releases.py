@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from localattn.plugins.library.facts import host_arch
+from localattn.plugins.library.sidecar import host_arch
 
 from ....support.native.plugin_build import program
 from .bind import Parts

@@ -153,8 +153,8 @@ def test_results_are_shared_with_other_libraries(bench: Bench, tmp_path: Path) -
     session = opened(tmp_path)
     result = session.run_on_gpu(inputs(3))["y"]
     assert result.__dlpack_device__() == (2, 0)
-    facts = result.__cuda_array_interface__
-    assert (facts["shape"], facts["typestr"], facts["data"]) == ((2, 3), "<f4", (result.address, False))
+    interface = result.__cuda_array_interface__
+    assert (interface["shape"], interface["typestr"], interface["data"]) == ((2, 3), "<f4", (result.address, False))
     held = weakref.ref(result._buffer)
     shared = torch.from_dlpack(HostArray(result._buffer, result.shape, result.dtype, 0))
     by_numpy = np.from_dlpack(HostArray(result._buffer, result.shape, result.dtype, 0))

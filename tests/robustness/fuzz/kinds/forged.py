@@ -73,8 +73,8 @@ def _sidecar(random: Random, seeds: Seeds, text: str) -> Case:
 
 
 def _engine(random: Random, seeds: Seeds, text: str) -> Case:
-    facts = _planted(random, json.loads(seeds.engine["model.engine.json"]), text)
-    files: Files = {**seeds.engine, "model.engine.json": _sealed(facts)}
+    sidecar = _planted(random, json.loads(seeds.engine["model.engine.json"]), text)
+    files: Files = {**seeds.engine, "model.engine.json": _sealed(sidecar)}
     command = random.choice((("inspect", "{}/model.engine"), ("run", "{}/model.engine")))
     return Case(files, command)
 

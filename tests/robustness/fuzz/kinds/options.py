@@ -70,5 +70,5 @@ def _value(random: Random, parameter: Parameter, command: str) -> str:
         format(bound + off, "g") for bound in (parameter.low, parameter.high) if bound is not None for off in (-1, 0, 1)
     ]
     numbers = (*_NUMBERS, *bounds, "2000", "100000000") if parameter.name not in _LENGTHY else (*_NUMBERS, *bounds[:3])
-    left_out = _ENDLESS if parameter.name in _LENGTHY else set()
-    return random.choice([number for number in numbers if number not in left_out])
+    omitted = _ENDLESS if parameter.name in _LENGTHY else set()
+    return random.choice([number for number in numbers if number not in omitted])

@@ -108,7 +108,7 @@ def _elsewhere(random: Random, seeds: Seeds) -> Case:
     )
 
 
-def _batch_beside(random: Random, seeds: Seeds) -> Case:
+def _batch_in_folder(random: Random, seeds: Seeds) -> Case:
     """A library built into a shared folder, and a batch with another one beside it."""
     files = _swapped(seeds.built, seeds, index=False)
     batch = f".localattn.next.{random.choice(('z', 'lib.so'))}"
@@ -128,12 +128,12 @@ def _linked(random: Random, seeds: Seeds) -> Case:
 
 
 _CACHES: tuple[Callable[[Random, Seeds], Case], ...] = (
-    _relative_cache, _open_cache, _open_cache, _others_cache, _swapped_in_cache, _elsewhere, _batch_beside, _linked,
+    _relative_cache, _open_cache, _open_cache, _others_cache, _swapped_in_cache, _elsewhere, _batch_in_folder, _linked,
 )  # fmt: skip
 
 
 def draw_library(random: Random, seeds: Seeds) -> Case:
-    """A planted library: in what is taken for the user's cache, named by an engine's facts, or in a bundle."""
+    """A planted library: in what is taken for the user's cache, named by an engine's sidecar, or in a bundle."""
     kind = random.random()
     if kind < 0.15:
         return _engine(random, seeds)
@@ -165,7 +165,7 @@ def _joined(command: str, call: Call, seeds: Seeds, planted: Case) -> Case:
 
 
 def _engine(random: Random, seeds: Seeds) -> Case:
-    """An engine whose facts name the library beside it, or anywhere."""
+    """An engine whose sidecar names the library next to it, or anywhere."""
     document = json.loads(seeds.engine["model.engine.json"])
     digest = hashlib.sha256(seeds.foreign).hexdigest()
     document["plugin"] |= {

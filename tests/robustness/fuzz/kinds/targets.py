@@ -13,7 +13,6 @@ from ....support.hostile_models import HOSTILE, SOUND
 from ..case import Case, Content, Folder
 from ..groups import tar_of
 from ..seeds import Seeds
-from .companions import draw_companion
 from .deaths import draw_death
 from .forged import draw_forged
 from .mutate import (
@@ -28,6 +27,7 @@ from .mutate import (
     mutate_zip,
 )
 from .mutate_onnx import mutate_onnx
+from .neighbours import draw_neighbours
 from .options import draw_option
 from .outputs import draw_output
 from .planted import draw_batch, draw_library
@@ -117,7 +117,7 @@ def _npz(random: Random, seeds: Seeds) -> Case:
 
 
 def _resealed(document: Any) -> bytes:
-    """Facts whose seal is right again, as who alters them on purpose would make it."""
+    """A sidecar whose seal is right again, as someone who alters it on purpose would write it."""
     from localattn.core.storage import publishing
 
     if not isinstance(document, dict):
@@ -128,7 +128,7 @@ def _resealed(document: Any) -> bytes:
         return json_bytes(document)
 
 
-def _mutated_facts(random: Random, content: bytes) -> bytes:
+def _mutated_sidecar(random: Random, content: bytes) -> bytes:
     if random.random() < 0.3:
         return mutate_json(random, content)
     return _resealed(mutate_document(random, json.loads(content)))
@@ -140,7 +140,7 @@ def _sidecar_case(content: bytes, seeds: Seeds, command: tuple[str, ...] = ("ins
 
 def _sidecar(random: Random, seeds: Seeds) -> Case:
     command = random.choice((("inspect", "{}/model.onnx"), _RUN, (*_RUN, "--format", "json")))
-    return _sidecar_case(_mutated_facts(random, seeds.sidecar), seeds, command)
+    return _sidecar_case(_mutated_sidecar(random, seeds.sidecar), seeds, command)
 
 
 def _onnx_case(content: bytes, seeds: Seeds, command: tuple[str, ...] = _RUN) -> Case:
@@ -192,13 +192,13 @@ def _external_data(random: Random, seeds: Seeds) -> Case:
 
 
 def _step(random: Random, seeds: Seeds) -> Case:
-    """A step file, its sidecar or its prefill file changed; where the file is, its facts follow it."""
+    """A step file, its sidecar or its prefill file changed; where the file is, its sidecar follows it."""
     files: dict[str, Content] = {path.name: path.read_bytes() for path in seeds.step.parent.iterdir()}
     name = random.choice(sorted(files))
     content = files[name]
     assert isinstance(content, bytes)
     if name.endswith(".json"):
-        files[name] = _mutated_facts(random, content)
+        files[name] = _mutated_sidecar(random, content)
     elif name.endswith(".onnx"):
         files[name] = changed = mutate_onnx(random, content)
         beside = files[name + ".json"]
@@ -270,7 +270,7 @@ def _bundle_tar(random: Random, seeds: Seeds) -> Case:
 
 def _engine(random: Random, seeds: Seeds) -> Case:
     files: dict[str, Content] = dict(seeds.engine)
-    files["model.engine.json"] = _mutated_facts(random, seeds.engine["model.engine.json"])
+    files["model.engine.json"] = _mutated_sidecar(random, seeds.engine["model.engine.json"])
     if random.random() < 0.1:
         files["model.engine"] = mutate_bytes(random, seeds.engine["model.engine"])
     return Case(files, random.choice((("inspect", "{}/model.engine"), ("run", "{}/model.engine"))))
@@ -311,14 +311,14 @@ TARGETS: dict[str, Target] = {
     "inputs-npz": Target(
         _npz, 3, _npz_case, lambda s: s.npz, lambda random, content: mutate_zip(random, content, mutate_npy)
     ),
-    "sidecar": Target(_sidecar, 2, _sidecar_case, lambda s: s.sidecar, _mutated_facts),
+    "sidecar": Target(_sidecar, 2, _sidecar_case, lambda s: s.sidecar, _mutated_sidecar),
     "onnx": Target(_onnx, 4, _onnx_case, lambda s: s.model.read_bytes(), mutate_onnx),
     "onnx-verbs": Target(_onnx_verbs, 4, sample=15),
     "onnx-external-data": Target(_external_data, 3),
     "step-files": Target(_step, 3),
     "bundle-folder": Target(_bundle_folder, 3),
     "bundle-tar": Target(_bundle_tar, 2, _tar_case, lambda s: tar_of(s.bundle), _changed_tar),
-    "engine-facts": Target(_engine, 2),
+    "engine-sidecar": Target(_engine, 2),
     "export": Target(_export, 0),
     "outputs": Target(draw_output, 8, sample=40),
     "wrong-inputs": Target(draw_wrong_input, 5, sample=25),
@@ -328,7 +328,7 @@ TARGETS: dict[str, Target] = {
     "planted-batch": Target(draw_batch, 3, sample=15),
     "planted-library": Target(draw_library, 3, sample=15),
     "servers": Target(draw_server, 5, sample=8),
-    "companions": Target(draw_companion, 5, sample=6),
+    "neighbours": Target(draw_neighbours, 5, sample=6),
     "forged-text": Target(draw_forged, 4, sample=8),
     "deaths": Target(draw_death, 5, sample=3),
     "requests-to-end": Target(draw_request, 5, sample=2),

@@ -50,7 +50,7 @@ def test_importing_the_runtime_imports_no_heavy_package():
     heavy = ("torch", "onnxruntime", "onnx", "pydantic")
     code = (
         "import sys, localattn.runtime, localattn.runtime.session, localattn.runtime.backends.onnxruntime.session,"
-        "localattn.runtime.inputs.arrays, localattn.runtime.parity.comparison, localattn.onnx_graph.facts,"
+        "localattn.runtime.inputs.arrays, localattn.runtime.parity.comparison, localattn.onnx_graph.summary,"
         "localattn.commands.run\n"
         f"print([name for name in {heavy!r} if name in sys.modules])\n"
         "localattn.runtime.load\n"

@@ -10,7 +10,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from localattn.core.documents.step_facts import CacheFacts
+from localattn.core.documents.step_record import CacheRecord
 from localattn.core.errors import UsageError
 from localattn.exporter.export import ExportRequest
 from localattn.runtime.backends.onnxruntime.prefill_file import overwritten
@@ -37,7 +37,7 @@ model (float[1] own, float[1] shared, float[1] looked_at, float[1] mask)
 def test_what_another_node_reads_is_kept() -> None:
     model = onnx.parser.parse_model(GRAPH)
     names = ("own", "shared", "looked_at", "mask")
-    caches = [CacheFacts(input=name, output=f"next_{name}", dtype="float32", shape=[1]) for name in names]
+    caches = [CacheRecord(input=name, output=f"next_{name}", dtype="float32", shape=[1]) for name in names]
     assert overwritten(model, caches) == {"own"}
 
 
@@ -45,7 +45,7 @@ def test_what_another_node_reads_is_kept() -> None:
 def step_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Gemma 3 for two sequences, whose prompts may be padded: rings of both kinds, and masks."""
     pytest.importorskip("transformers")
-    from localattn.exporter.models.family import ShapeRequest
+    from localattn.exporter.options import ShapeRequest
 
     folder = tmp_path_factory.mktemp("rings")
     case = next(case for case in STEPS if case.name == "gemma3_text")
@@ -70,7 +70,7 @@ def test_rings_are_one_buffer_and_masks_are_two(step_file: Path) -> None:
             np.testing.assert_allclose(kernels.step([token, token]), expected, atol=2e-5)
     for generator, common in ((plain, ()), (kernels, ("key", "value"))):
         banks = generator.session._banks  # type: ignore[attr-defined]
-        kinds = [cache.input.split("_")[0] for cache in generator.session.facts.caches]
+        kinds = [cache.input.split("_")[0] for cache in generator.session.record.caches]
         assert set(kinds) == {"key", "value", "mask"}
         for kind, first, second in zip(kinds, banks[0], banks[1], strict=True):
             assert (first is second) == (kind in common)

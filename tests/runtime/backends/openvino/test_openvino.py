@@ -67,7 +67,7 @@ def test_a_step_file_is_fed_call_by_call(tmp_path: Path) -> None:
     import torch
 
     from localattn.exporter.export import ExportRequest
-    from localattn.exporter.models.family import ShapeRequest
+    from localattn.exporter.options import ShapeRequest
 
     from ....support.steps import export_steps
 

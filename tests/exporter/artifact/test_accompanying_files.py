@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from localattn.core.errors import UsageError
-from localattn.exporter.artifact import companions
-from localattn.exporter.artifact.companions import check_companions, copy_companions
-from localattn.exporter.models.hugging_face.family import COMPANIONS
+from localattn.core.storage.accompanying_files import ACCOMPANYING_FILES
+from localattn.exporter.artifact import accompanying_files
+from localattn.exporter.artifact.accompanying_files import check_accompanying_files, copy_accompanying_files
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["", "no hard links"])
@@ -28,11 +28,11 @@ def test_they_are_copied_and_never_replace_a_file(tmp_path: Path, monkeypatch: p
     folder.mkdir()
     output = tmp_path / "out" / "m.onnx"
     output.parent.mkdir()
-    (copy,) = copy_companions([source], output, folder)
+    (copy,) = copy_accompanying_files([source], output, folder)
     assert copy.read_text() == "{}" and copy == tmp_path / "out" / "tokenizer.json"
     copy.write_text("another")
     with pytest.raises(UsageError, match="appeared during the export"):
-        copy_companions([source], output, tmp_path)
+        copy_accompanying_files([source], output, tmp_path)
     assert copy.read_text() == "another"
 
 
@@ -47,7 +47,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     folder.mkdir()
     (tmp_path / "out").mkdir()
     with pytest.raises(UsageError, match="No space left"):
-        copy_companions([source], tmp_path / "out" / "m.onnx", folder)
+        copy_accompanying_files([source], tmp_path / "out" / "m.onnx", folder)
     assert not [*(tmp_path / "out").iterdir()]
 
 
@@ -56,7 +56,7 @@ def model(tmp_path: Path) -> Path:
     """A model's folder with a whole companion of each name."""
     folder = tmp_path / "model"
     folder.mkdir()
-    for name in COMPANIONS:
+    for name in ACCOMPANYING_FILES:
         (folder / name).write_text('{"a": "ä"}', encoding="utf-8")
     return folder
 
@@ -66,14 +66,14 @@ def exported(model: Path) -> list[Path]:
     output, staged = model.with_name("out") / "m.onnx", model.with_name("staged")
     output.parent.mkdir()
     staged.mkdir()
-    return copy_companions(check_companions(model, COMPANIONS, output), output, staged)
+    return copy_accompanying_files(check_accompanying_files(model, ACCOMPANYING_FILES, output), output, staged)
 
 
 def test_all_of_them_are_copied(model: Path) -> None:
-    assert {copy.name for copy in exported(model)} == set(COMPANIONS)
+    assert {copy.name for copy in exported(model)} == set(ACCOMPANYING_FILES)
 
 
-@pytest.mark.parametrize("name", COMPANIONS)
+@pytest.mark.parametrize("name", ACCOMPANYING_FILES)
 @pytest.mark.parametrize("way", ["absolute", "relative", "over a folder", "over blobs"])
 def test_none_leaves_the_folder_by_a_link(name: str, way: str, model: Path) -> None:
     secret = model.with_name("secret") / name
@@ -94,7 +94,7 @@ def test_none_leaves_the_folder_by_a_link(name: str, way: str, model: Path) -> N
         place.symlink_to(secret if way == "absolute" else f"../secret/{name}")
     output = secret.parents[1] / "m.onnx"
     with pytest.raises(UsageError, match="cannot be copied") as raised:
-        check_companions(model, COMPANIONS, output)
+        check_accompanying_files(model, ACCOMPANYING_FILES, output)
     assert f"It is a link to {secret.resolve()}, outside" in raised.value.why
 
 
@@ -102,14 +102,14 @@ def test_links_of_a_cache_of_the_hub_are_followed(model: Path) -> None:
     snapshot, blobs = model.parent / "models--o--n/snapshots/abc", model.parent / "models--o--n/blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
-    for index, name in enumerate(COMPANIONS):
+    for index, name in enumerate(ACCOMPANYING_FILES):
         (model / name).rename(blobs / str(index))
         (snapshot / name).symlink_to(f"../../blobs/{index}")
     (model / "config.json").symlink_to(snapshot)  # nothing asks for it there
     (model.parent / "named").symlink_to(snapshot)
     named = model.parent / "named"
     copies = exported(named)
-    assert {copy.name for copy in copies} == set(COMPANIONS) and not any(copy.is_symlink() for copy in copies)
+    assert {copy.name for copy in copies} == set(ACCOMPANYING_FILES) and not any(copy.is_symlink() for copy in copies)
 
 
 def broken(place: Path, how: str, patch: pytest.MonkeyPatch) -> None:
@@ -125,10 +125,10 @@ def broken(place: Path, how: str, patch: pytest.MonkeyPatch) -> None:
     elif how == "device":
         place.symlink_to("/dev/zero")
     elif how == "large":
-        patch.setattr(companions, "MAX_BYTES", 100)
+        patch.setattr(accompanying_files, "MAX_BYTES", 100)
         place.write_text(json.dumps("x" * 100))
     elif how == "values":
-        patch.setattr(companions, "_MOST_VALUES", 100)
+        patch.setattr(accompanying_files, "_MOST_VALUES", 100)
         place.write_text(json.dumps([[]] * 100))
     else:
         place.write_bytes({"bytes": b'{"a": "\xff"}', "no JSON": b"{", "deep": b"[" * 100_000}[how])
@@ -141,18 +141,18 @@ HOW = ["pipe", "folder", "nowhere", "itself", "device", "large", "values", "byte
 def test_what_is_none_is_refused_at_once(how: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(model / "tokenizer.json", how, monkeypatch)
     with pytest.raises(UsageError, match=r"tokenizer\.json") as raised:
-        check_companions(model, COMPANIONS, model.with_name("m.onnx"))
+        check_accompanying_files(model, ACCOMPANYING_FILES, model.with_name("m.onnx"))
     assert raised.value.why and "\n" not in raised.value.why
 
 
 def test_what_becomes_a_link_after_the_check_is_not_copied(model: Path) -> None:
     output = model.with_name("m.onnx")
-    files = check_companions(model, ["tokenizer.json"], output)
+    files = check_accompanying_files(model, ["tokenizer.json"], output)
     (model.parent / "secret").write_text("{}")
     files[0].unlink()
     files[0].symlink_to("../secret")
     with pytest.raises(UsageError, match="cannot be copied"):
-        copy_companions(files, output, model.parent)
+        copy_accompanying_files(files, output, model.parent)
     assert not (model.parent / "tokenizer.json").exists()
 
 

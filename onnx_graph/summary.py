@@ -30,7 +30,7 @@ class WindowedNode:
 
 
 @dataclass(frozen=True)
-class FunctionFacts:
+class FunctionSummary:
     """One ONNX function of the file: its domain, name and number of nodes."""
 
     domain: str
@@ -39,7 +39,7 @@ class FunctionFacts:
 
 
 @dataclass(frozen=True)
-class OnnxFacts:
+class OnnxSummary:
     """What an ONNX file says about itself.
 
     Args:
@@ -71,7 +71,7 @@ class OnnxFacts:
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     nodes: dict[str, int]
-    functions: list[FunctionFacts]
+    functions: list[FunctionSummary]
     windowed: list[WindowedNode]
     weight_bytes: dict[str, int]
     external_data: list[str]
@@ -103,7 +103,7 @@ class OnnxFacts:
         }
 
 
-def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
+def inspect_onnx(path: Path | OnnxFile) -> OnnxSummary:
     """Describe an ONNX file, and read its sidecar.
 
     Raises:
@@ -120,7 +120,7 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
     nodes = list(all_nodes(graph))
     check_nodes(file.name, model)
     external = sorted(file.locations)
-    return OnnxFacts(
+    return OnnxSummary(
         path=file.name,
         file_bytes=file.size,
         ir_version=model.ir_version,
@@ -129,11 +129,11 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
         inputs=[_spec(value) for value in graph.input if value.name not in initial],
         outputs=[_spec(value) for value in graph.output],
         nodes=dict(Counter(_qualified(node) for node in nodes).most_common()),
-        functions=[FunctionFacts(f.domain, f.name, len(f.node)) for f in model.functions],
+        functions=[FunctionSummary(f.domain, f.name, len(f.node)) for f in model.functions],
         windowed=[WindowedNode(node.name, node.op_type, _attributes(node)) for node in nodes if _is_windowed(node)],
         weight_bytes=_weight_bytes(file, graph),
         external_data=external,
-        missing_external_data=[name for name in external if not _lies_beside(file, name)],
+        missing_external_data=[name for name in external if not _is_in_folder(file, name)],
         refused=_refused(file),
         sidecar=sidecar,
         sidecar_matches=None if sidecar is None else sidecar.model_sha256 == file.sha256,
@@ -248,6 +248,6 @@ def _refused(file: OnnxFile) -> str:
     return ""
 
 
-def _lies_beside(file: OnnxFile, name: str) -> bool:
+def _is_in_folder(file: OnnxFile, name: str) -> bool:
     """Check that external data exists in the model's folder or below it: ONNX allows no other place."""
     return file.path is not None and lies_inside(name) and is_file(file.path.parent / name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # As transformers writes them.
-COMPANIONS = (
+ACCOMPANYING_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",

@@ -1,7 +1,7 @@
 """Child program: files judged, parsed and built by TensorRT's parser and builder; prints what it saw as JSON.
 
-`python -m tests.gpu.simulators.tensorrt_releases.taken` reads, as JSON, {"parts": …, "library": plugin library or null,
-"asked": ONNX file that the parser is asked about, "wanted": ONNX file that is built}.
+`python -m tests.gpu.simulators.tensorrt_releases.accepted` reads, as JSON, {"parts": …, "library": plugin library or
+null, "asked": ONNX file that the parser is asked about, "wanted": ONNX file that is built}.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The file of facts beside an engine, and what is refused by it before TensorRT sees the engine."""
+"""The sidecar beside an engine, and what is refused by it before TensorRT sees the engine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from localattn.core.documents.engine_facts import (
+from localattn.core.documents.engine_sidecar import (
     BuildOptions,
-    EngineFacts,
-    PluginFacts,
-    read_engine_facts,
+    EngineSidecar,
+    PluginRecord,
+    read_engine_sidecar,
 )
 from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
@@ -24,16 +24,16 @@ from localattn.core.tensors import TensorSpec
 from localattn.runtime.backends.registry import of_file
 from localattn.runtime.backends.tensorrt.device import Device, platform_name
 from localattn.runtime.backends.tensorrt.open import check_device, check_library
-from localattn.runtime.session import load, read_model_facts
+from localattn.runtime.session import load, read_model_sidecar
 
 ORIN = Device("Orin", 87, "12.6")
 
 
-def written(folder: Path, **changes: Any) -> tuple[Path, EngineFacts]:
-    """A file that is no engine, with facts that describe it."""
+def written(folder: Path, **changes: Any) -> tuple[Path, EngineSidecar]:
+    """A file that is no engine, with a sidecar that describes it."""
     engine = folder / "model.engine"
     engine.write_bytes(b"not a real engine")
-    facts = EngineFacts(
+    sidecar = EngineSidecar(
         **{
             "backend": "tensorrt-rtx",
             "library_version": "1.7.1.116",
@@ -51,15 +51,15 @@ def written(folder: Path, **changes: Any) -> tuple[Path, EngineFacts]:
             **changes,
         }
     )
-    sidecar_path(engine).write_text(facts.to_json())
-    return engine, facts
+    sidecar_path(engine).write_text(sidecar.to_json())
+    return engine, sidecar
 
 
 def test_facts_are_read_back(tmp_path: Path) -> None:
-    plugin = PluginFacts(kind="library", path="/somewhere/plugin.so", sha256="1" * 64, layers=["attention"])
-    engine, facts = written(tmp_path, plugin=plugin)
-    assert read_engine_facts(engine) == facts
-    assert read_model_facts(engine) is None
+    plugin = PluginRecord(kind="library", path="/somewhere/plugin.so", sha256="1" * 64, layers=["attention"])
+    engine, sidecar = written(tmp_path, plugin=plugin)
+    assert read_engine_sidecar(engine) == sidecar
+    assert read_model_sidecar(engine) is None
 
 
 @pytest.mark.parametrize("library", ["tensorrt", "tensorrt-rtx"])
@@ -73,7 +73,7 @@ def test_unknown_facts_survive(tmp_path: Path) -> None:
     engine, _ = written(tmp_path)
     path = sidecar_path(engine)
     path.write_text(json.dumps({**json.loads(path.read_text()), "from_the_future": 3}))
-    assert json.loads(read_engine_facts(engine).to_json())["from_the_future"] == 3
+    assert json.loads(read_engine_sidecar(engine).to_json())["from_the_future"] == 3
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_broken_facts_name_the_problem(tmp_path: Path, change: dict[str, Any], n
     path = sidecar_path(engine)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(UsageError) as caught:
-        read_engine_facts(engine)
+        read_engine_sidecar(engine)
     assert named in caught.value.why
 
 
@@ -146,28 +146,28 @@ def test_verify_false_goes_on_with_a_changed_engine(tmp_path: Path) -> None:
 
 
 def test_another_release_is_refused_with_both_named(tmp_path: Path) -> None:
-    engine, facts = written(tmp_path)
-    check_library(engine, facts, "1.7.1.116")
+    engine, sidecar = written(tmp_path)
+    check_library(engine, sidecar, "1.7.1.116")
     with pytest.raises(UsageError) as caught:
-        check_library(engine, facts, "1.7.2.5")
+        check_library(engine, sidecar, "1.7.2.5")
     assert "1.7.1.116" in caught.value.what
     assert "1.7.2.5" in caught.value.why
 
 
 def test_another_system_is_refused_with_both_named(tmp_path: Path) -> None:
-    engine, facts = written(tmp_path, platform="plan9-mips")
+    engine, sidecar = written(tmp_path, platform="plan9-mips")
     with pytest.raises(UsageError) as caught:
-        check_library(engine, facts, "1.7.1.116")
+        check_library(engine, sidecar, "1.7.1.116")
     assert "plan9-mips" in caught.value.what
     assert platform_name() in caught.value.why
 
 
 def test_another_gpu_is_refused_with_both_named(tmp_path: Path) -> None:
-    engine, facts = written(tmp_path, targets=["sm_86", "sm_87"])
-    check_device(engine, facts, ORIN)
-    engine, facts = written(tmp_path, targets=["sm_86", "sm_89"], device="NVIDIA L4")
+    engine, sidecar = written(tmp_path, targets=["sm_86", "sm_87"])
+    check_device(engine, sidecar, ORIN)
+    engine, sidecar = written(tmp_path, targets=["sm_86", "sm_89"], device="NVIDIA L4")
     with pytest.raises(UsageError) as caught:
-        check_device(engine, facts, ORIN)
+        check_device(engine, sidecar, ORIN)
     assert "sm_86, sm_89 on NVIDIA L4" in caught.value.what
     assert "Orin (sm_87)" in caught.value.why
 

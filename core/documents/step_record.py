@@ -1,7 +1,7 @@
 """Define what the sidecar says about a step file: how to call it repeatedly to continue a sequence.
 
 A step file takes `chunk` tokens a sequence, the number of tokens consumed before, and the caches; it gives
-the logits and the caches of the next call. Whoever runs it fills the caches once (`CacheFacts.fill`),
+the logits and the caches of the next call. Whoever runs it fills the caches once (`CacheRecord.fill`),
 and after each call feeds `output` of every cache to its `input`.
 
 Importing this module imports pydantic: light modules import it inside functions.
@@ -14,10 +14,10 @@ from typing import Literal
 from pydantic import Field
 
 from ..limits import LARGEST_SIZE
-from .schema import Facts
+from .schema import Record
 
 
-class CacheFacts(Facts):
+class CacheRecord(Record):
     """One tensor that each call passes on to the next.
 
     Args:
@@ -35,7 +35,7 @@ class CacheFacts(Facts):
     fill: float = 0.0
 
 
-class StepFacts(Facts):
+class StepRecord(Record):
     """How to call a step file.
 
     Args:
@@ -63,7 +63,7 @@ class StepFacts(Facts):
     sequence_axis: int = Field(default=1, ge=0)
     position_input: str = "position"
     logits_output: str
-    caches: list[CacheFacts]
+    caches: list[CacheRecord]
     max_positions: int | None = None
     in_place: bool
     prefill: str | None = None

@@ -22,7 +22,7 @@ _MOST_VALUES = 1 << 23
 _TEXTS = (".json", ".jinja", ".txt")
 
 
-def check_companions(folder: Path, names: Sequence[str], output: Path) -> list[Path]:
+def check_accompanying_files(folder: Path, names: Sequence[str], output: Path) -> list[Path]:
     """Return the files of a folder that will be copied into an output's folder: those that are not there yet.
 
     Args:
@@ -104,7 +104,7 @@ def _unusable(source: Path, why: str) -> UsageError:
     return UsageError(f"{source} cannot be copied.", why=why, fix=fix)
 
 
-def copy_companions(files: Sequence[Path], output: Path, folder: Path) -> list[Path]:
+def copy_accompanying_files(files: Sequence[Path], output: Path, folder: Path) -> list[Path]:
     """Copy files into an output's folder, each whole or not at all, without overwriting any; return the copies.
 
     Args:

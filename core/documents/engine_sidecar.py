@@ -15,11 +15,11 @@ from pydantic import Field
 from ..errors import UsageError
 from ..storage.publishing import MAX_BYTES
 from ..storage.reading import read_plain
-from .schema import Facts
-from .sidecar import CheckRecord, Sidecar, TensorSpec, parse_facts, sidecar_path
+from .schema import Record
+from .sidecar import CheckRecord, Sidecar, TensorSpec, parse_sidecar, sidecar_path
 
 
-class KernelName(Facts):
+class KernelName(Record):
     """One compiled kernel of a plugin library: element type ("fp16"), head size, and its optional inputs."""
 
     dtype: str
@@ -34,7 +34,7 @@ class KernelName(Facts):
     causal: bool = False
 
 
-class PluginFacts(Facts):
+class PluginRecord(Record):
     """How the attention nodes became plugins.
 
     Args:
@@ -52,7 +52,7 @@ class PluginFacts(Facts):
     kernels: list[KernelName] = Field(default_factory=list)
 
 
-class ProfileFacts(Facts):
+class ProfileRecord(Record):
     """The range of sizes of one input with dynamic axes, in one of the engine's optimization profiles."""
 
     profile: int = 0
@@ -62,7 +62,7 @@ class ProfileFacts(Facts):
     max: tuple[int, ...]
 
 
-class BuildOptions(Facts):
+class BuildOptions(Record):
     """The options given to the builder.
 
     Args:
@@ -82,7 +82,7 @@ class BuildOptions(Facts):
     builder_optimization_level: int | None = None
     workspace: int | None = None
     timing_cache: str | None = None
-    profiles: list[ProfileFacts] = Field(default_factory=list)
+    profiles: list[ProfileRecord] = Field(default_factory=list)
     version_compatible: bool = False
     hardware_compatible: Literal["ampere-plus", "same-capability"] | None = None
     refit: bool = False
@@ -90,7 +90,7 @@ class BuildOptions(Facts):
     embed_plugin: bool = False
 
 
-class EngineFacts(Facts):
+class EngineSidecar(Record):
     """The sidecar of an engine.
 
     Args:
@@ -127,7 +127,7 @@ class EngineFacts(Facts):
     dtype: str
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
-    plugin: PluginFacts | None = None
+    plugin: PluginRecord | None = None
     options: BuildOptions
     onnx_name: str
     onnx_sha256: str
@@ -140,7 +140,7 @@ class EngineFacts(Facts):
     model: Sidecar | None = None
 
 
-def read_engine_facts(engine: Path) -> EngineFacts:
+def read_engine_sidecar(engine: Path) -> EngineSidecar:
     """Read the sidecar of an engine.
 
     Raises:
@@ -156,4 +156,4 @@ def read_engine_facts(engine: Path) -> EngineFacts:
             f"Cannot read {path}.", why=why, fix="Copy the sidecar together with the engine, or build the engine again."
         ) from error
     what, fix = f"{path} does not describe an engine.", "Build the engine again with localattn build."
-    return parse_facts(EngineFacts, path, text, lambda why: UsageError(what, why=why, fix=fix))
+    return parse_sidecar(EngineSidecar, path, text, lambda why: UsageError(what, why=why, fix=fix))

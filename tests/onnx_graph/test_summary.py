@@ -1,4 +1,4 @@
-"""Facts read from real ONNX files: nodes, windows, weights, sidecar."""
+"""What is read from real ONNX files: nodes, windows, weights, sidecar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from localattn.core.nodes.fused import FUSED_DOMAIN, FUSED_NODES
 from localattn.core.nodes.step import STEP_VARIANTS, StepAttributes
 from localattn.core.storage.files import sha256
 from localattn.core.tensors import TensorSpec
-from localattn.onnx_graph.facts import FunctionFacts, inspect_onnx
+from localattn.onnx_graph.summary import FunctionSummary, inspect_onnx
 
 from ..conftest import Finished
 from ..support.native.cpu_build import library
@@ -58,20 +58,20 @@ def model_path(tmp_path):
 
 
 def test_the_facts_of_a_model(model_path):
-    facts = inspect_onnx(model_path)
-    assert facts.inputs == [TensorSpec("x", "float32", (1, "N", 4)), TensorSpec("c", "bool", ())]
-    assert facts.outputs == [TensorSpec("y", "float32", (1, "N", 4))]
-    assert facts.opsets == {"ai.onnx": 20, "localattn": 1}
-    assert (facts.ir_version, facts.producer) == (10, "pytorch 2.13")
-    assert facts.nodes == {"Mul": 2, "localattn::WindowedAttention": 1, "If": 1, "Relu": 1}
-    assert facts.functions == [FunctionFacts("localattn", "WindowedAttention", 2)]
-    assert facts.weight_bytes == {"float32": 16, "float16": 12, "int64": 8}
-    assert facts.initializer_bytes == 36 and facts.weight_dtype == "float32"
-    assert facts.file_bytes == model_path.stat().st_size
-    (node,) = facts.windowed
+    summary = inspect_onnx(model_path)
+    assert summary.inputs == [TensorSpec("x", "float32", (1, "N", 4)), TensorSpec("c", "bool", ())]
+    assert summary.outputs == [TensorSpec("y", "float32", (1, "N", 4))]
+    assert summary.opsets == {"ai.onnx": 20, "localattn": 1}
+    assert (summary.ir_version, summary.producer) == (10, "pytorch 2.13")
+    assert summary.nodes == {"Mul": 2, "localattn::WindowedAttention": 1, "If": 1, "Relu": 1}
+    assert summary.functions == [FunctionSummary("localattn", "WindowedAttention", 2)]
+    assert summary.weight_bytes == {"float32": 16, "float16": 12, "int64": 8}
+    assert summary.initializer_bytes == 36 and summary.weight_dtype == "float32"
+    assert summary.file_bytes == model_path.stat().st_size
+    (node,) = summary.windowed
     assert (node.name, node.op_type) == ("layers.0", "WindowedAttention")
     assert node.attributes == ATTRIBUTES
-    assert facts.sidecar is None and facts.sidecar_matches is None
+    assert summary.sidecar is None and summary.sidecar_matches is None
 
 
 def test_numbers_narrower_than_a_byte_share_it(tmp_path):
@@ -94,20 +94,20 @@ def test_external_weights_count_and_missing_ones_are_named(tmp_path):
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [value], [weight]))
     path = tmp_path / "model.onnx"
     onnx.save(model, path, save_as_external_data=True, location="model.bin", size_threshold=0)
-    facts = inspect_onnx(path)
-    assert facts.weight_bytes == {"float32": 1024} and facts.file_bytes < 1024
-    assert facts.external_data == ["model.bin"] and facts.missing_external_data == []
+    summary = inspect_onnx(path)
+    assert summary.weight_bytes == {"float32": 1024} and summary.file_bytes < 1024
+    assert summary.external_data == ["model.bin"] and summary.missing_external_data == []
     (tmp_path / "model.bin").unlink()
     assert inspect_onnx(path).missing_external_data == ["model.bin"]
 
 
 def test_the_sidecar_is_checked_against_the_file(model_path):
-    facts = {
+    summary = {
         "class": "local_attention.LocalAttention", "kwargs": {}, "inputs": [], "outputs": [], "seq_len": 8,
         "batch": 1, "dtype": "fp32", "opset": 20, "function_body": True, "checkpoint_sha256": "",
         "checkpoint_name": "", "model_sha256": sha256(model_path), "created": "",
     }  # fmt: skip
-    sidecar_path(model_path).write_text(Sidecar.model_validate(facts).to_json())
+    sidecar_path(model_path).write_text(Sidecar.model_validate(summary).to_json())
     assert inspect_onnx(model_path).sidecar_matches is True
     with model_path.open("ab") as stream:
         stream.write(b"\x92\x01\x00")  # protobuf: an unknown field, empty
@@ -117,10 +117,10 @@ def test_the_sidecar_is_checked_against_the_file(model_path):
 
 
 def test_the_facts_are_json(model_path):
-    facts = json.loads(json.dumps(inspect_onnx(model_path).to_dict(), allow_nan=False))
-    assert facts["windowed"][0]["attributes"]["window_size"] == 8
-    assert facts["inputs"][0] == {"name": "x", "dtype": "float32", "shape": [1, "N", 4]}
-    assert facts["weight_dtype"] == "float32" and facts["sidecar"] is None
+    summary = json.loads(json.dumps(inspect_onnx(model_path).to_dict(), allow_nan=False))
+    assert summary["windowed"][0]["attributes"]["window_size"] == 8
+    assert summary["inputs"][0] == {"name": "x", "dtype": "float32", "shape": [1, "N", 4]}
+    assert summary["weight_dtype"] == "float32" and summary["sidecar"] is None
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 100, -1])

@@ -17,7 +17,7 @@ from ...core.storage.library_store import CPU_KERNELS
 
 
 @dataclass(frozen=True)
-class CpuLibraryFacts:
+class CpuLibrarySidecar:
     """The sidecar of a library.
 
     Args:
@@ -59,7 +59,7 @@ class CpuLibraryFacts:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
-def parse_facts(document: Mapping[str, Any], library: Path) -> CpuLibraryFacts:
+def parse_sidecar(document: Mapping[str, Any], library: Path) -> CpuLibrarySidecar:
     """Parse the sidecar of a library, from its file or from the index of the cache.
 
     Raises:
@@ -67,11 +67,11 @@ def parse_facts(document: Mapping[str, Any], library: Path) -> CpuLibraryFacts:
     """
     broken = UsageError(f"The sidecar of {library} does not describe a {CPU_KERNELS.title}.")
     try:
-        facts = CpuLibraryFacts(**{f.name: document[f.name] for f in fields(CpuLibraryFacts) if f.name != "path"})
+        sidecar = CpuLibrarySidecar(**{f.name: document[f.name] for f in fields(CpuLibrarySidecar) if f.name != "path"})
     except KeyError as error:
         raise broken from error
-    texts = (facts.arch, facts.sha256, facts.fingerprint, facts.compiler, facts.glibc, facts.created)
-    kernels = facts.kernels.values() if isinstance(facts.kernels, dict) else [None]
+    texts = (sidecar.arch, sidecar.sha256, sidecar.fingerprint, sidecar.compiler, sidecar.glibc, sidecar.created)
+    kernels = sidecar.kernels.values() if isinstance(sidecar.kernels, dict) else [None]
     if not (all(isinstance(x, str) for x in texts) and all(isinstance(x, list) for x in kernels)):
         raise broken
-    return replace(facts, path=library)
+    return replace(sidecar, path=library)

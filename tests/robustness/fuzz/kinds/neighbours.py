@@ -89,7 +89,7 @@ def _external(random: Random, seeds: Seeds) -> Case:
 
 
 def _sidecar(random: Random, seeds: Seeds) -> Case:
-    """The facts beside a model are no file, or another one."""
+    """The sidecar beside a model are no file, or another one."""
     files: Files = {"m/model.onnx": seeds.model.read_bytes(), "m/model.onnx.json": seeds.sidecar, "o": Folder()}
     command, outputs = random.choice(_READERS)
     return _case(random, files, "m/model.onnx.json", command, outputs)
@@ -163,7 +163,7 @@ def _named_weights(random: Random, seeds: Seeds) -> Case:
 
 
 def _generation(random: Random, seeds: Seeds) -> Case:
-    """Files beside a step file: facts, the prefill file, tokenizer, settings of generation, chat template."""
+    """Files beside a step file: sidecar, the prefill file, tokenizer, settings of generation, chat template."""
     files: Files = {f"m/{path.name}": path.read_bytes() for path in sorted(seeds.step.parent.iterdir())}
     files |= {f"m/{name}": content for name, content in seeds.tokenizer.items()}
     chat = random.random() < 0.4
@@ -205,6 +205,6 @@ _KINDS: tuple[Callable[[Random, Seeds], Case], ...] = (
 )  # fmt: skip
 
 
-def draw_companion(random: Random, seeds: Seeds) -> Case:
+def draw_neighbours(random: Random, seeds: Seeds) -> Case:
     """A file beside the one that a command names is not what it should be."""
     return random.choice(_KINDS)(random, seeds)

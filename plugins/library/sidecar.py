@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from ...core.documents.engine_facts import KernelName
-from ...core.documents.schema import Facts
+from ...core.documents.engine_sidecar import KernelName
+from ...core.documents.schema import Record
 from ...core.documents.sidecar import first_problem
 from ...core.errors import UsageError
 from ...core.machine.processor import ARCHITECTURES as ARCHITECTURES
@@ -25,7 +25,7 @@ from ..kernel.compile import AnySpec
 from ..kernel.targets import Target
 
 
-class KernelFacts(KernelName):
+class KernelRecord(KernelName):
     """One kernel: what it computes, and the GPUs it has code for.
 
     `op_types` are the nodes it serves, and `op_type` is the first of them. `machine_code` and `ptx` are target names
@@ -50,7 +50,7 @@ class KernelFacts(KernelName):
         return f"sm_{capability}" in self.machine_code or any(int(name[3:]) <= capability for name in self.ptx)
 
 
-class CompanionFacts(Facts):
+class CompanionRecord(Record):
     """The companion library, which registers a plugin library in hosts that only open or preload libraries."""
 
     name: str
@@ -58,7 +58,7 @@ class CompanionFacts(Facts):
     bytes: int
 
 
-class LibraryFacts(Facts):
+class LibrarySidecar(Record):
     """The sidecar of a plugin library.
 
     Args:
@@ -84,14 +84,14 @@ class LibraryFacts(Facts):
     format_version: Literal[1] = 1
     arch: Arch
     targets: list[str]
-    kernels: list[KernelFacts]
+    kernels: list[KernelRecord]
     sha256: str
     bytes: int
     fingerprint: str
     tensorrt_headers: str
     compiler: str
     glibc: str
-    companion: CompanionFacts | None = None
+    companion: CompanionRecord | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     created: str
 
@@ -122,19 +122,19 @@ def companion_path(library: Path) -> Path:
     return library.with_name(f"{library.stem}_register{library.suffix}")
 
 
-def parse_facts(document: Mapping[str, Any], library: Path) -> LibraryFacts:
+def parse_sidecar(document: Mapping[str, Any], library: Path) -> LibrarySidecar:
     """Parse the sidecar of a library, from its file or from the index of the cache.
 
     Raises:
         UsageError: they are not of such a library.
     """
     try:
-        facts = LibraryFacts.model_validate(document)
+        sidecar = LibrarySidecar.model_validate(document)
     except ValidationError as error:
         what = f"The sidecar of {library} does not describe a {TENSORRT_PLUGIN.title}."
         raise UsageError(what, why=first_problem(error)) from error
-    facts.path = library
-    return facts
+    sidecar.path = library
+    return sidecar
 
 
 def find_library(arch: Arch, specs: Sequence[AnySpec] | None = None, targets: Sequence[Target] = ()) -> Library | None:
@@ -148,9 +148,9 @@ def find_library(arch: Arch, specs: Sequence[AnySpec] | None = None, targets: Se
 
     def serves(document: Mapping[str, Any]) -> bool:
         try:
-            facts = parse_facts(document, Path(TENSORRT_PLUGIN.file_name))
+            sidecar = parse_sidecar(document, Path(TENSORRT_PLUGIN.file_name))
         except UsageError:
             return False
-        return not facts.missing(specs or (), targets)
+        return not sidecar.missing(specs or (), targets)
 
     return find(TENSORRT_PLUGIN, arch=arch, this_release=specs is not None, wanted=serves)
