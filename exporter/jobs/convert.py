@@ -220,7 +220,7 @@ class ConvertJob(Job[list[Converted]]):
         return [Converted(part.path, part.checks, sidecar) for part, sidecar in parts]
 
 
-def _check_narrows(model: Path, dtype: str, facts: Sidecar | None) -> None:
+def _check_narrows(model: Path, dtype: str, sidecar: Sidecar | None) -> None:
     """Refuse a file that cannot be converted to half precision.
 
     Raises:
@@ -229,12 +229,12 @@ def _check_narrows(model: Path, dtype: str, facts: Sidecar | None) -> None:
     if dtype not in _NARROW:
         raise UsageError(f"A file cannot be converted to {dtype!r}.", fix=f"Known: {', '.join(_NARROW)}.")
     why = ""
-    if facts is not None and facts.step is not None:
+    if sidecar is not None and sidecar.step is not None:
         why = "It is a step file, whose caches are of its element type."
-    elif facts is not None and facts.dtype != "fp32":
-        why = f"It is {facts.dtype} already."
-    elif facts is not None and facts.options.get("weight_dtype") is not None:
-        why = f"Its weights are {facts.options['weight_dtype']} already."
+    elif sidecar is not None and sidecar.dtype != "fp32":
+        why = f"It is {sidecar.dtype} already."
+    elif sidecar is not None and sidecar.options.get("weight_dtype") is not None:
+        why = f"Its weights are {sidecar.options['weight_dtype']} already."
     if why:
         raise UsageError(
             f"{model} cannot be converted to {dtype}.",

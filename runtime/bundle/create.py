@@ -25,6 +25,7 @@ from ...core.versions import package_version
 from ...onnx_graph import judgement, wire_model
 from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.arrays import save_arrays
+from ..generation.tokenizer import TOKENIZER
 from . import device
 from .archive import write_tar
 from .device.check_files import MANIFEST, Fault, parse_manifest, path_problem
@@ -169,11 +170,20 @@ def _read_web(request: BundleRequest, model: ModelPart) -> str | None:
     return read_web_version(request.onnxruntime_web)
 
 
-def _name_of(model: Path) -> str:
-    """Return the name of a bundle: the file's, or where that is like every other's, its folder's."""
-    folder = model.absolute().parent.name
-    generic = model.stem in ("model", "model_step", "model_prefill")
-    return folder if generic and folder and not path_problem(folder) else model.stem
+def _is_of_text(model: ModelPart) -> bool:
+    """Return whether a model is one of Hugging Face, or has a tokenizer beside it."""
+    sidecar = model.sidecar
+    hugging_face = sidecar is not None and "architecture" in sidecar.kwargs
+    return hugging_face or (model.path.parent / TOKENIZER).is_file()
+
+
+def _name_of(model: ModelPart) -> str:
+    """Return the name of a bundle: the file's; of a Hugging Face model, whose files are all alike, its folder's."""
+    named = model.path.absolute().parent.name
+    if model.sidecar is not None and "architecture" in model.sidecar.kwargs:
+        named = model.sidecar.checkpoint_name or named
+    generic = model.path.stem in ("model", "model_step", "model_prefill") and _is_of_text(model)
+    return named if generic and named and not path_problem(named) and "/" not in named else model.path.stem
 
 
 class _Layout:
@@ -199,7 +209,7 @@ class _Layout:
     ) -> None:
         self.files, self.request = BundleFiles(folder), request
         self.models, self.plugins, self.engines, self.web = models, plugins, engines, web
-        self.name = _name_of(request.model)
+        self.name = _name_of(models[0])
         self.notes: list[str] = []
         self._repository: Repository | None = None
         self._home = "model" if web is None else MODELS
@@ -267,9 +277,8 @@ class _Layout:
         )
 
     def _take_accompanying_files(self, folder: Path) -> None:
-        """Take along what `export` lays beside a Hugging Face model: tokenizer, chat template, its settings."""
-        sidecar = self.models[0].sidecar
-        if sidecar is None or "architecture" not in sidecar.kwargs:
+        """Take along what belongs to a model of text: tokenizer, chat template, settings of generation."""
+        if not _is_of_text(self.models[0]):
             return
         for name in ACCOMPANYING_FILES:
             source = folder / name

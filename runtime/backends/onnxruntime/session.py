@@ -207,10 +207,10 @@ class OnnxRuntimeSession(Session):
         from ....core.documents.sidecar import read_sidecar
 
         try:
-            facts = None if self._path is None else read_sidecar(self._path)
+            sidecar = None if self._path is None else read_sidecar(self._path)
         except LocalAttnError:  # a broken sidecar tells nothing
             return None
-        longest = None if facts is None else facts.seq_len
+        longest = None if sidecar is None else sidecar.seq_len
         for spec in self.inputs:
             for size, given in zip(spec.shape, inputs[spec.name].shape, strict=True):
                 if size == SEQUENCE and longest is not None and given > longest:
