@@ -24,8 +24,8 @@ from ...core.tolerance import tolerance_for
 from ...core.versions import package_version
 from ...onnx_graph import judgement, wire_model
 from ...onnx_graph.onnx_file import OnnxFile
-from ..inputs.arrays import save_arrays
 from ..generation.tokenizer import TOKENIZER
+from ..inputs.arrays import save_arrays
 from . import device
 from .archive import write_tar
 from .device.check_files import MANIFEST, Fault, parse_manifest, path_problem
