@@ -84,7 +84,8 @@ def checked(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def file_of_folder(path: Path) -> Path:
     """Return the model's file in a folder: a name without a suffix, as `encoder`, means `encoder/model.onnx`."""
-    return path / "model.onnx" if path.name and (not path.suffix or path.is_dir()) else path
+    names_folder = path.name not in ("", "..") and (not path.suffix or path.is_dir())
+    return path / "model.onnx" if names_folder else path
 
 
 def _listed(options: Mapping[str, Any], name: str) -> list[Path]:
