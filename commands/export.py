@@ -142,7 +142,8 @@ def _next(report: ExportReport, checkpoint: Path, options: ExportOptions) -> Seq
     """Return the command to type after an export: use the file, or compare it more after quick checks."""
     step = report.sidecar.step
     if step is not None and step.mode == "step" and step.token_input in ("tokens", "input_ids"):
-        return ("localattn", "generate", report.path, "--prompt-ids", "1,2,3")
+        text = report.path.with_name("tokenizer.json").is_file()
+        return ("localattn", "generate", report.path, *(("--prompt", "Hello") if text else ("--prompt-ids", "1,2,3")))
     if options.quick:
         given = () if options.config is None else ("--config", options.config)
         return ("localattn", "parity", report.path, "--against", checkpoint, *given)

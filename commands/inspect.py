@@ -228,6 +228,8 @@ def _print_sidecar(summary: OnnxSummary) -> None:
         say("The sidecar was NOT written for this file: its SHA-256 differs. Do not rely on the sidecar.")
         return
     sidecar = summary.sidecar
+    if sidecar.dynamic:
+        say(f"  open    {', '.join(sidecar.dynamic)}; sequences up to {sidecar.seq_len}")
     say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.title}.")
     say("Checks of the export, as stated by the sidecar. Anyone who can write the sidecar can forge them;")
     say("localattn parity compares the file again:")

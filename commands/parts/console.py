@@ -295,6 +295,8 @@ def print_exported(report: ExportReport, details: Sequence[str] = ()) -> None:
         say(f"  open    {', '.join(sidecar.dynamic)}; sequences up to {sidecar.seq_len}")
     for line in details:
         say(f"  {line}")
+    if report.copied:
+        say(f"  beside  {', '.join(path.name for path in report.copied)}")
     say("Checks:")
     print_checks(sidecar.checks)
     print_warnings(report)

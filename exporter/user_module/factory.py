@@ -266,7 +266,7 @@ def _load_weights(module: nn.Module, path: Path, allow_pickle: bool, entry: str 
         if names:
             tied = [name for name in names if name in loaded.tied]
             raise UsageError(
-                f"{path} {verb} {len(names)} tensors: {bounded(names)}.",
+                f"{path} {verb} {len(names)} tensor{'s' * (len(names) != 1)}: {bounded(names)}.",
                 why=f"When it was saved, {tied[0]} was the same tensor as {loaded.tied[tied[0]]}; in the "
                 f"{type(module).__name__} that the function made the two are separate."
                 if tied and verb == "lacks"
