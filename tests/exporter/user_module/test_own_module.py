@@ -14,6 +14,7 @@ import localattn as package
 from localattn.core.documents.sidecar import read_sidecar, sidecar_path
 from localattn.core.errors import UsageError
 from localattn.core.storage.files import sha256
+from localattn.core.storage.publishing import SEAL, sealed
 from localattn.exporter.jobs.convert import convert
 from localattn.exporter.jobs.module import ModuleOptions, export_module
 from localattn.exporter.user_module.factory import module_from_factory
@@ -62,10 +63,10 @@ def test_code_that_only_a_sidecar_names_is_not_run(own: Path, verb: str, localat
     hostile = f"open({str(marker)!r}, 'w')\n{CODE}"
     path = sidecar_path(own / "model.onnx")
     (own / "other.py").write_text(hostile)
-    facts = json.loads(path.read_text())
-    facts.pop("seal", None)
-    facts |= {"class": f"{own}/other.py:build", "factory_sha256": sha256(own / "other.py")}
-    path.write_text(json.dumps(facts))
+    sidecar = json.loads(path.read_text())
+    sidecar.pop(SEAL)
+    sidecar |= {"class": f"{own}/other.py:build", "factory_sha256": sha256(own / "other.py")}
+    path.write_text(sealed(json.dumps(sidecar)))
     with cache(own.parent):
         done = localattn(verb, own / "model.onnx", "--against", own / "epoch.ckpt")
     assert done.code == 2 and not marker.exists()
