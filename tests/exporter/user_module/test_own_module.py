@@ -157,5 +157,5 @@ def test_wrong_arguments_have_one_sentence() -> None:
         session.run(np.zeros((1, 8, 6), np.float32))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="has 500 on its axis 'seq'") as error:
         session.run({"frames": np.zeros((1, 500, 6), np.float32)})
-    assert error.value.why == "model.onnx takes 1 to 24."
-    assert repr(session).startswith("<model.onnx on onnxruntime, cpu") and "frames float32" in repr(session)
+    assert error.value.why.endswith("model.onnx takes 1 to 24.")
+    assert "model.onnx on onnxruntime, cpu" in repr(session) and "frames float32" in repr(session)
