@@ -101,7 +101,7 @@ def inspect(
             following = [*following, "--write-config"] if description["template"] else []
         elif config is not None:
             following += ["--config", config]
-        if entry is not None:
+        if entry is not None and following:
             following += ["--entry", entry]
         show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
         if write_config:

@@ -58,9 +58,9 @@ def inspect(
         from ...runtime.backends.tensorrt.inspect import inspect_engine
 
         report = inspect_engine(path, "auto")
-        return {**report.to_dict(), "windows": [view.to_dict() for view in windows_of_sidecar(report.facts.model)]}
-    from ...onnx_graph.facts import inspect_onnx
+        return {**report.to_dict(), "windows": [view.to_dict() for view in windows_of_sidecar(report.sidecar.model)]}
+    from ...onnx_graph.summary import inspect_onnx
     from ...onnx_graph.windows import windows_of_file
 
-    facts = inspect_onnx(path)
-    return {**facts.to_dict(), "windows": [view.to_dict() for view in windows_of_file(facts)]}
+    summary = inspect_onnx(path)
+    return {**summary.to_dict(), "windows": [view.to_dict() for view in windows_of_file(summary)]}
