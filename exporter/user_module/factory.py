@@ -43,6 +43,7 @@ def module_from_factory(
     *,
     allow_pickle: bool = False,
     entry: str | None = None,
+    folder: Path | None = None,
 ) -> tuple[nn.Module, Origin]:
     """Call the function and load the weights.
 
@@ -52,6 +53,7 @@ def module_from_factory(
         weights: a checkpoint; None keeps the weights that the function made.
         allow_pickle: whether the checkpoint may hold pickled objects, whose code is then run.
         entry: the set of weights to load, where the checkpoint holds several; None chooses.
+        folder: where packages are looked for first; None for the current folder.
 
     Raises:
         UsageError: the function is not found, does not make a module, or the weights do not fit it.
@@ -59,7 +61,7 @@ def module_from_factory(
     kwargs = _arguments(args)
     if entry is not None and weights is None:
         raise UsageError(f"{argument('entry')} goes with {argument('weights')}.", why="No checkpoint is read.")
-    function = _load_function(reference)
+    function = _load_function(reference, folder)
     with _as_users_fault(f"{reference} failed."):
         module = function if isinstance(function, nn.Module) and not kwargs else function(**kwargs)
     if not isinstance(module, nn.Module):
@@ -77,8 +79,8 @@ def module_from_factory(
         loaded = _load_weights(module, weights, allow_pickle, entry)
     notes = tuple(loaded.notes)
     warnings = (*loaded.warnings, *_other_arguments(loaded, reference, function, kwargs, weights))
-    folder = weights if weights.is_dir() else weights.parent
-    return module, Origin(reference, kwargs, weights.name, loaded.sha256, notes, warnings, entry, (folder,), **code)
+    beside = weights if weights.is_dir() else weights.parent
+    return module, Origin(reference, kwargs, weights.name, loaded.sha256, notes, warnings, entry, (beside,), **code)
 
 
 _PLAIN = (bool, int, float, str, list, tuple)
@@ -173,11 +175,11 @@ def _arguments(args: str | Mapping[str, Any] | None) -> dict[str, Any]:
     return read
 
 
-def _load_function(reference: str) -> Callable[..., Any]:
+def _load_function(reference: str, folder: Path | None = None) -> Callable[..., Any]:
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise UsageError(f"{argument('factory')} {reference!r} names no function.", why=_HOW)
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place, folder)
     function: Any = module
     for part in name.split("."):
         if not hasattr(function, part):
@@ -190,8 +192,8 @@ def _load_function(reference: str) -> Callable[..., Any]:
     return result
 
 
-def _from_package(name: str) -> ModuleType:
-    folder = _importable(Path.cwd())
+def _from_package(name: str, folder: Path | None = None) -> ModuleType:
+    folder = _importable(Path.cwd() if folder is None else folder)
     with _as_users_fault(f"Importing {name} failed."):
         try:
             return importlib.import_module(name)

@@ -75,7 +75,7 @@ def own_module(
             f"or compare with what it computed: {argument('golden', 'golden.npz')}, which localattn.record writes.",
         )
     note = recall(sidecar.factory_sha256, name, kwargs)
-    if note is None or not is_file(Path(note.get("code", ""))):
+    if note is None or not {"code", "factory", "folder"} <= note.keys() or not is_file(Path(note["code"])):
         raise UsageError(
             f"{model} was exported from {name}, whose code is not known here.",
             why="Code that only a sidecar names is not run: anybody can write a sidecar.",
@@ -87,7 +87,15 @@ def own_module(
             why="The module that it makes now may be another one.",
             fix=f"To compare with it as it is: {_line(command, model, weights, note['factory'], kwargs)}",
         )
-    return module_from_factory(note["factory"], kwargs, weights, entry=entry)
+    # A package is imported from where it was at the export: the current folder may be a stranger's.
+    found = module_from_factory(note["factory"], kwargs, weights, entry=entry, folder=Path(note["folder"]))
+    if found[1].code_sha256 != sidecar.factory_sha256:
+        raise UsageError(
+            f"{name} is another function now than when {model} was exported.",
+            why=f"It is defined in {found[1].code}.",
+            fix=f"To compare with it: {_line(command, model, weights, name, kwargs)}",
+        )
+    return found
 
 
 def _line(command: str, model: Path, weights: Path | None, factory: str, kwargs: Mapping[str, Any]) -> str:
