@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import localattn as package
 from localattn.core.documents.sidecar import read_sidecar, sidecar_path
 from localattn.core.errors import UsageError
 from localattn.core.storage.files import sha256
+from localattn.core.storage.module_places import remember
 from localattn.core.storage.publishing import SEAL, sealed
 from localattn.exporter.jobs.convert import convert
 from localattn.exporter.jobs.module import ModuleOptions, export_module
@@ -71,6 +73,26 @@ def test_code_that_only_a_sidecar_names_is_not_run(own: Path, verb: str, localat
         done = localattn(verb, own / "model.onnx", "--against", own / "epoch.ckpt")
     assert done.code == 2 and not marker.exists()
     assert f"--factory {own}/other.py:build" in done.err and "not run" in done.err
+
+
+def test_a_package_is_imported_from_where_it_was(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the same name in the current folder is not run."""
+    name = f"tagger_{tmp_path.name}"
+    code, stranger = own / f"{name}.py", tmp_path / "stranger"
+    code.write_text(CODE)
+    stranger.mkdir()
+    (stranger / f"{name}.py").write_text("raise SystemExit('run')\n")
+    path = sidecar_path(own / "model.onnx")
+    sidecar = json.loads(path.read_text())
+    sidecar.pop(SEAL)
+    path.write_text(sealed(json.dumps(sidecar | {"class": f"{name}:build", "factory_sha256": sha256(code)})))
+    monkeypatch.chdir(stranger)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with cache(own):
+        note = {"code": str(code), "factory": f"{name}:build", "folder": str(own)}
+        remember(sha256(code), f"{name}:build", {}, note)
+        assert package.parity(own / "model.onnx", own / "epoch.ckpt", seeds=[0]).passed
+    sys.modules.pop(name, None)
 
 
 def test_changed_code_is_said(own: Path) -> None:
