@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -191,7 +192,7 @@ class ConvertJob(Job[list[Converted]]):
         step = sidecar.step
         if step is not None and step.prefill is not None:
             step = step.model_copy(update={"prefill": prefill_output(self._output).name})
-        changed = {
+        changed: dict[str, Any] = {
             "step": step,
             "standard_ops": sidecar.standard_ops or self.options.standard_ops,
             "external_data": part.data,

@@ -30,7 +30,7 @@ def describe_module(factory: str, args: str | None, weights: Path | None, entry:
     """
     module, origin = module_from_factory(factory, args, weights, entry=entry)
     check_finite(module.named_parameters())
-    layers = []
+    layers: list[dict[str, Any]] = []
     for path, (name, _) in find_layers(module).items():
         window = _window(module.get_submodule(path))
         inner = any(path.startswith(f"{layer['path']}.") for layer in layers)
