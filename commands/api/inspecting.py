@@ -36,6 +36,7 @@ def inspect(
         MissingDependency: a package is not installed.
     """
     from ...runtime.backends import registry
+    from ...runtime.backends.backend import BuildingBackend
 
     if factory is not None:
         with packages_named():
@@ -53,11 +54,10 @@ def inspect(
             from ...exporter.checkpoint.describe import describe_checkpoint
 
         return describe_checkpoint(path, as_path(config), entry)
-    if backend.built:
+    if isinstance(backend, BuildingBackend):
         from ...onnx_graph.windows import windows_of_sidecar
-        from ...runtime.backends.tensorrt.inspect import inspect_engine
 
-        report = inspect_engine(path, "auto")
+        report = backend.inspect(path, "auto")
         return {**report.to_dict(), "windows": [view.to_dict() for view in windows_of_sidecar(report.sidecar.model)]}
     from ...onnx_graph.summary import inspect_onnx
     from ...onnx_graph.windows import windows_of_file
