@@ -36,7 +36,7 @@ def inspect(
         MissingDependency: a package is not installed.
     """
     from ...runtime.backends import registry
-    from ...runtime.backends.backend import BuildingBackend
+    from ...runtime.backends.building import BuildingBackend
 
     if factory is not None:
         with packages_named():
