@@ -40,7 +40,7 @@ def convert(
     """Convert an exported model to another form, and check that it computes the same.
 
     With --standard-ops the file runs where functions are unknown: in OpenVINO, tract and others. A prefill file
-    beside a step file is converted with it. With --dtype it computes in half precision. No checkpoint is needed: the
+    next to a step file is converted with it. With --dtype it computes in half precision. No checkpoint is needed: the
     result is compared with the given file.
     """
     if not standard_ops and dtype is None:

@@ -91,21 +91,28 @@ def inspect(
         document = {**summary.to_dict(), "windows": windows}
         show(destination, "onnx", document, lambda: _print_model(summary), ("localattn", "run", file))
     else:
-        check_exists(file)
-        from ..exporter.checkpoint.describe import describe_checkpoint
+        _inspect_checkpoint(file, config, entry, destination, write_config=write_config)
 
-        description = describe_checkpoint(file, config, entry)
-        following: list[object] = ["localattn", "export", file]
-        if description["needed"] and not write_config:
-            following = ["localattn", "inspect", file]
-            following = [*following, "--write-config"] if description["template"] else []
-        elif config is not None:
-            following += ["--config", config]
-        if entry is not None and following:
-            following += ["--entry", entry]
-        show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
-        if write_config:
-            _write_config(description, file)
+
+def _inspect_checkpoint(
+    file: Path, config: Path | None, entry: str | None, destination: Destination, *, write_config: bool
+) -> None:
+    """Show what a checkpoint is, and write a configuration to complete if it is asked for."""
+    check_exists(file)
+    from ..exporter.checkpoint.describe import describe_checkpoint
+
+    description = describe_checkpoint(file, config, entry)
+    following: list[object] = ["localattn", "export", file]
+    if description["needed"] and not write_config:
+        following = ["localattn", "inspect", file]
+        following = [*following, "--write-config"] if description["template"] else []
+    elif config is not None:
+        following += ["--config", config]
+    if entry is not None and following:
+        following += ["--entry", entry]
+    show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
+    if write_config:
+        _write_config(description, file)
 
 
 def _inspect_module(

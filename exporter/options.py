@@ -330,7 +330,7 @@ class ExportRequest(FileOptions, CheckpointOptions):
 
     @property
     def inputs(self) -> list[Path]:
-        """The files that are read, except those that are found beside them."""
+        """The files that are read, except those that are found next to them."""
         return [Path(path) for path in (self.checkpoint, self.config, self.golden) if path is not None]
 
 

@@ -143,7 +143,7 @@ def _shapes(request: ParityRequest, sidecar: Sidecar | None, sizes: Mapping[str,
 
     Args:
         request: the request.
-        sidecar: the sidecar beside the file, if there are any.
+        sidecar: the sidecar next to the file, if there are any.
         sizes: the file's batch and seq, a name where one is dynamic; where its inputs have them, heads and dim_head.
 
     Raises:

@@ -62,14 +62,15 @@ def check_parity(
     sets = list(_static_sets(judged, source, specs, seeds, few=few))
     for inputs in sets:
         outputs, expected, comparisons = compare(candidate, reference, inputs.arrays, tolerance)
-        judged.refuse_overflow(inputs.name, inputs.arrays)
+        judged.refuse_overflow(inputs.name)
         judged.count(inputs, specs)
+        if first_run is not None and not first_run and not judged.session.watched:
+            first_run.update(inputs=inputs.arrays, outputs=outputs)
+        del outputs  # before others are made: logits of a large vocabulary are large
         if meter is not None:
             meter.take(reference, inputs.arrays, expected)
         sample = reference.sample(inputs.arrays)
-        if first_run is not None and not first_run and not judged.session.watched:
-            first_run.update(inputs=inputs.arrays, outputs=outputs)
-        del outputs, expected  # before the next ones are made: logits of a large vocabulary are large
+        del expected
         found += [(inputs.name, comparison) for comparison in comparisons]
     windows = source.shapes.seq_len / source.window_size
     detail = f"{judged.describe()}, {windows:.3g} windows"
@@ -163,7 +164,7 @@ def check_input_sets(
             raise CheckFailed(
                 f"The file refuses inputs that the module accepts: {inputs.name}.", why=error.what
             ) from error
-        judged.refuse_overflow(inputs.name, inputs.arrays)
+        judged.refuse_overflow(inputs.name)
         judged.count(inputs, reference.inputs or judged.session.inputs)
         found += [(inputs.name, comparison) for comparison in comparisons]
         alone |= {inputs.name} if inputs.alone else set()

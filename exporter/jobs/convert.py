@@ -82,7 +82,7 @@ def to_standard_ops(
     checks: Checks = "all",
     progress: Progress = lambda _: None,
 ) -> list[Converted]:
-    """Write an ONNX file in standard operators alone, and for a step file also the prefill file beside it.
+    """Write an ONNX file in standard operators alone, and for a step file also the prefill file next to it.
 
     As `convert` with `standard_ops`.
     """
@@ -102,9 +102,9 @@ def convert(
     """Write an ONNX file in another form, and compare it with the given one.
 
     Args:
-        model: the file; its weights may lie beside it.
-        output: the file to write; weights that lie beside the model are copied beside it.
-        standard_ops: write standard operators alone, and for a step file also the prefill file beside it.
+        model: the file; its weights may lie next to it.
+        output: the file to write; weights that lie next to the model are copied next to it.
+        standard_ops: write standard operators alone, and for a step file also the prefill file next to it.
         dtype: "fp16" or "bf16": compute in half precision; the given file has to be fp32.
         overwrite: replace an existing file.
         checks: "quick" leaves out the checks that the table of checks calls long, and compares on one set of inputs.
@@ -123,7 +123,7 @@ def convert(
 
 
 class ConvertJob(Job[list[Converted]]):
-    """The conversion of a file, and for a step file also of the prefill file beside it, to another form.
+    """The conversion of a file, and for a step file also of the prefill file next to it, to another form.
 
     Args:
         model: the file.
@@ -132,7 +132,7 @@ class ConvertJob(Job[list[Converted]]):
         dtype: the element type to compute in; None keeps the file's.
 
     Raises:
-        UsageError: the sidecar beside the file cannot be read, that of the output would describe another file, or
+        UsageError: the sidecar next to the file cannot be read, that of the output would describe another file, or
             the file is not one that can be of this type.
     """
 

@@ -21,6 +21,7 @@ from ...core.storage.file_kinds import ONNX
 from ...core.storage.module_places import remember
 from ...core.storage.outputs import Output, check_outputs
 from ...core.tensors import BATCH, POSITION_IDS, SEQUENCE
+from ...onnx_graph.precision.half_to_fp32 import has_fp16
 from ...runtime.parity.golden import Golden
 from ...runtime.parity.runner import SessionRunner
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
@@ -207,8 +208,9 @@ class ModuleFile(SequenceFile):
 
     def parity(self) -> CheckRecord:
         opened, options = self._opened, self._opened.options
-        # Of a file in fp16 it holds a session of its own, which ends here.
-        judged = Judged.open(self.path, self.session, options.dtype, options.precision, opened.tokens)
+        # A module may compute in fp16 in parts, or have weights in it.
+        dtype = "fp16" if has_fp16(self.model) else options.dtype
+        judged = Judged.open(self.path, self.session, dtype, options.precision, opened.tokens)
         tolerance = options.tolerance(options.precision)
         sets = islice(opened.input_sets(judged), 1 if options.quick else None)
         record = check_input_sets(judged, opened.reference, sets, tolerance, opened.baseline_meter(tolerance))

@@ -27,6 +27,9 @@ class Session(ABC):
         notes: what a user should know of how it runs, a sentence each.
         watched: values whose size the session measures: the name in the file, and the module that computes it.
         peaks: the largest magnitude so far of each of these.
+        not_finite: which of these were infinite or NaN.
+        peaks_without_overflow: the largest magnitudes in the runs with one beyond fp16, had it not become infinite.
+        overflow_shows: whether an output of such a run was not finite, or has another bit where nothing overflows.
         load_seconds: how long it took to open, where that is less than its opener took; else None.
     """
 
@@ -38,6 +41,9 @@ class Session(ABC):
     plugin: str | None = None
     watched: Sequence[tuple[str, str]] = ()
     peaks: NDArray[np.float32] | Sequence[float] = ()
+    not_finite: NDArray[np.bool_] | Sequence[bool] = ()
+    peaks_without_overflow: NDArray[np.float32] | Sequence[float] = ()
+    overflow_shows: bool = False
     load_seconds: float | None = None
 
     def __repr__(self) -> str:

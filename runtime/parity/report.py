@@ -183,7 +183,8 @@ class ParityReport(Report):
         """The result in words: equal, NOT equal, or equal without proof."""
         if not self.passed:
             return "NOT equal"
-        return "equal" if any(check.status == "passed" for check in self.checks) else "equal, but this proves nothing,"
+        proven = any(check.status == "passed" for check in self.checks if check is not self.range)
+        return "equal" if proven else "equal, but this proves nothing,"
 
     @property
     def with_golden(self) -> Named:

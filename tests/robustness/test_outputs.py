@@ -194,7 +194,7 @@ def test_force_replaces_the_same_kind_and_no_other(kind: Kind, samples: dict[str
         assert path.read_bytes() == content, name
 
 
-def test_facts_of_a_model_are_replaced_by_facts_only(samples: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_sidecar_is_replaced_by_a_sidecar_only(samples: dict[str, bytes], tmp_path: Path) -> None:
     model = Output(tmp_path / "m.onnx", file_kinds.ONNX)
     sidecar = tmp_path / "m.onnx.json"
     sidecar.write_bytes(samples["m.onnx.json"])
@@ -342,7 +342,7 @@ def test_names_of_another_kind_are_refused(words: str, output: Parameter, refuse
         refused(words, output, f"{folder}/new{suffix}", "Cannot write")
 
 
-def test_names_are_refused_where_the_facts_beside_would_not_fit(tiny: Path, localattn: Command) -> None:
+def test_names_are_refused_where_the_sidecars_would_not_fit(tiny: Path, localattn: Command) -> None:
     name = "n" * 247 + ".onnx"  # 252 bytes; with .json 257
     finished = localattn("export", tiny, "-o", tiny.with_name(name))
     assert finished.code == 2 and "too long" in finished.err
