@@ -793,6 +793,9 @@ def test_a_model_of_text_takes_its_tokenizer_along(tmp_path: Path, localattn) ->
     chat.mkdir()
     model = step_model.write(chat, vocabulary=tokenizer_folder.VOCABULARY)
     tokenizer_folder.write(chat, {"max_new_tokens": 5})
+    for path in chat.glob("*.onnx"):
+        sidecar = json.loads(sidecar_path(path).read_text())
+        sidecar_path(path).write_text(json.dumps(sidecar | {"model_sha256": sha256(path)}))
     (chat / "unrelated.txt").write_text("private")
     made = create_bundle(BundleRequest(model, tmp_path / "chat.tar", as_tar=True, samples=1))
     assert made.manifest["name"] == "chat" and "files, manifest" in repr(made)
