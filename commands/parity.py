@@ -16,7 +16,7 @@ from ..reports.table import Table, numbers, texts
 from .parts.console import print_checks, print_notes, progress, say, suggest, warn
 from .parts.declared import from_fields
 from .parts.flags import in_flags
-from .parts.options import EntryOption, RuntimeOption, number_option, seed_option
+from .parts.options import EntryOption, FactoryArgsOption, FactoryOption, RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import Destination, OutputOption, ReportFormatOption, choose, show
@@ -45,6 +45,8 @@ class ParityOptions:
         INPUT,
     ] = None
     entry: EntryOption = None
+    factory: FactoryOption = None
+    factory_args: FactoryArgsOption = None
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Number of sets of inputs at the largest size.")] = 3
     seed: Annotated[int, seed_option("The first seed.")] = 0
     atol: Annotated[float | None, number_option("Absolute tolerance. (Default: by dtype.)")] = None
@@ -114,7 +116,7 @@ def parity(
         )
     destination = choose(output_format, output, force)
     arguments = _arguments(options)
-    if against is None and options.golden is None:
+    if against is None and options.golden is None and options.factory is None:
         raise typer.BadParameter("give --against, or --golden, or both", param_hint="--against")
     with progress() as step:
         from .api.comparing import parity as compare
@@ -133,6 +135,8 @@ def _arguments(options: ParityOptions) -> dict[str, Any]:
         "golden": options.golden,
         "config": options.config,
         "entry": options.entry,
+        "factory": options.factory,
+        "factory_args": options.factory_args,
         "seeds": range(options.seed, options.seed + options.seeds),
         "inputs": options.load_inputs,
         "seq_len": _lengths(options.seq_len),

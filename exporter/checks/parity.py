@@ -173,7 +173,8 @@ def check_input_sets(
         del expected  # before the next one is made: logits of a large vocabulary are large
     if not found:
         return not_proven("no inputs were compared")
-    detail = f"{judged.describe()}, in {len(ran)} sets of inputs, worst at {worst_of(found, tolerance)[0]}"
+    several = f"{len(ran)} set{'s' * (len(ran) != 1)} of inputs"
+    detail = f"{judged.describe()}, in {several}, worst at {worst_of(found, tolerance)[0]}"
     record = parity_record(found, reference, tolerance, detail, meter, alone, trials=len(ran), refused=len(refused))
     detail, status = record.detail, record.status
     if refused:

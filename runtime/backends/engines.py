@@ -113,7 +113,7 @@ class BuildRequest:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BuildReport(Report):
     """A finished build.
 

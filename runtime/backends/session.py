@@ -46,6 +46,13 @@ class Session(ABC):
     overflow_shows: bool = False
     load_seconds: float | None = None
 
+    def __repr__(self) -> str:
+        """Return the file, where it runs, and its inputs."""
+        source = getattr(self, "_source", "")
+        return f"<{source or type(self).__name__} on {self.backend}, {self.runs_on}: " + (
+            f"{'; '.join(spec.describe() for spec in self.inputs)}>"
+        )
+
     @property
     def kernels(self) -> tuple[str, ...]:
         """Which compiled kernels were loaded for the GPU, a line each; empty where a session does not tell."""
@@ -152,6 +159,12 @@ def check_names(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None:
     Raises:
         UsageError: it says which.
     """
+    if not isinstance(inputs, Mapping):
+        raise UsageError(
+            f"The inputs came as a {type(inputs).__name__}.",
+            why="A model's inputs have names.",
+            fix=f"Give a dict of arrays: {'; '.join(spec.describe() for spec in specs) or 'nothing'}.",
+        )
     known = {spec.name for spec in specs}
     unknown = [name for name in inputs if name not in known]
     missing = [spec.describe() for spec in specs if spec.name not in inputs]

@@ -151,7 +151,7 @@ def _weight_files(folder: Path, names: Sequence[str]) -> list[Path]:
     why = "It has no safetensors."
     if other is not None:
         why = f"It has {other}: pickles are never opened, and other frameworks' weights not read."
-    fix = "Save the model with `save_pretrained`."
+    fix = "Save the model with model.save_pretrained(folder)."
     raise UsageError(f"{folder} has no weights that can be read.", why=why, fix=fix)
 
 

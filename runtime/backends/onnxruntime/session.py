@@ -17,7 +17,7 @@ from ....core.error_texts import argument
 from ....core.errors import LocalAttnError, MissingDependency, UsageError
 from ....core.machine.execution_providers import CPU
 from ....core.storage.library_store import AUTO, NONE
-from ....core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ....core.tensors import SEQUENCE, UNNAMED_DIMENSION, TensorSpec
 from ....core.versions import too_new
 from ....onnx_graph.onnx_file import NotAModel, OnnxFile
 from ....onnx_graph.precision.half_to_fp32 import FP16_ROUNDS_UP, LIMIT, NO_LIMIT, PEAKS
@@ -105,6 +105,7 @@ class OnnxRuntimeSession(Session):
         reopen: opens a lean session again; such a session frees memory after each run and can `rest`.
         watched: of a copy that `half_to_fp32.watch` made, the values that it counts; None for other models. Its input
             `LIMIT` and its output `PEAKS` are not the file's.
+        path: of the file, next to which its sidecar lies; None where there is none.
 
     Attributes:
         peaks: the largest magnitude so far of each watched value, before it was rounded to fp16.
@@ -124,7 +125,9 @@ class OnnxRuntimeSession(Session):
         kernel: CompiledKernel | None = None,
         reopen: Callable[[], Any] | None = None,
         watched: Sequence[tuple[str, str]] | None = None,
+        path: Path | None = None,
     ) -> None:
+        self._path = path
         self._open, self._reopen = session, reopen
         self._source = source
         self._run_options = None if reopen is None else _giving_back()
@@ -185,7 +188,7 @@ class OnnxRuntimeSession(Session):
         try:
             results = self._session.run(names, fed, self._run_options)
         except Exception as error:
-            raise self._did_not_run(error) from error
+            raise (self._too_long(inputs) or self._did_not_run(error)) from error
         # A lean session's outputs are copied: otherwise each would keep part of the arena as long as it is used.
         own = np.asarray if self._reopen is None else np.array
         outputs = {spec.name: own(result) for spec, result in zip(self.outputs, results, strict=False)}
@@ -226,6 +229,25 @@ class OnnxRuntimeSession(Session):
             self._session.run_with_iobinding(binding)
         except Exception as error:
             raise self._did_not_run(error) from error
+
+    def _too_long(self, inputs: Arrays) -> UsageError | None:
+        """Return the error for an input that is longer than the file's longest sequence; None if none is."""
+        from ....core.documents.sidecar import read_sidecar
+
+        try:
+            sidecar = None if self._path is None else read_sidecar(self._path)
+        except LocalAttnError:  # a broken sidecar tells nothing
+            return None
+        longest = None if sidecar is None else sidecar.seq_len
+        for spec in self.inputs:
+            for size, given in zip(spec.shape, inputs[spec.name].shape, strict=True):
+                if size == SEQUENCE and longest is not None and given > longest:
+                    return UsageError(
+                        f"Input {spec.name!r} has {given} on its axis {SEQUENCE!r}.",
+                        why=f"{self._source} takes 1 to {longest}.",
+                        fix=f"Cut it, or export the file for longer sequences: {argument('max_seq_len', given)}.",
+                    )
+        return None
 
     def _did_not_run(self, error: Exception) -> UsageError:
         return UsageError(
@@ -281,7 +303,7 @@ def open_file(
             fall_back(_reason(without))  # the model is not at fault: it opens without the library
         used = registered if registered is not None and registered.used else None
         reopen = partial(_create_again, setup) if setup.lean else None
-        return OnnxRuntimeSession(session, known.name, file.name, notes, used, reopen, watched)
+        return OnnxRuntimeSession(session, known.name, file.name, notes, used, reopen, watched, Path(file))
     raise _report(ort, failures)
 
 
