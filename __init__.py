@@ -53,9 +53,13 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from .core.storage.fingerprints import register_fingerprint  # noqa: E402
 
 if TYPE_CHECKING:
+    from .commands.api.bisecting import bisect
     from .commands.api.building import build
+    from .commands.api.bundling import bundle
     from .commands.api.comparing import parity
+    from .commands.api.converting import convert
     from .commands.api.exporting import export, export_module
+    from .commands.api.inspecting import inspect
     from .core import errors
     from .core.documents.report import Report
     from .core.errors import BuildFailed, CheckFailed, ExportFailed, LocalAttnError, MissingDependency, UsageError
@@ -80,10 +84,14 @@ __all__ = [
     "Report",
     "UsageError",
     "__version__",
+    "bisect",
     "build",
+    "bundle",
+    "convert",
     "errors",
     "export",
     "export_module",
+    "inspect",
     "load",
     "open_step",
     "parity",
@@ -104,7 +112,11 @@ for _kind in ("kernels", "plugin"):
 # Public name → the module that defines it.
 _PUBLIC = {
     **dict.fromkeys(("export", "export_module"), ".commands.api.exporting"),
+    "bisect": ".commands.api.bisecting",
     "build": ".commands.api.building",
+    "bundle": ".commands.api.bundling",
+    "convert": ".commands.api.converting",
+    "inspect": ".commands.api.inspecting",
     "parity": ".commands.api.comparing",
     "record": ".exporter.user_module.record",
     "replace_local_attention": ".exporter.user_module.replace",

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.errors import UsageError
 from ..core.storage.wrong_file import check_exists
 from ..reports.figures import figure
 from ..reports.table import Table, numbers, texts
 from .parts.console import print_notes, progress, say
-from .parts.options import EntryOption, number_option, seed_option
+from .parts.options import EntryOption, FactoryArgsOption, FactoryOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
@@ -26,13 +27,17 @@ if TYPE_CHECKING:
 
 def bisect(
     model: Annotated[Path, typer.Argument(help="The exported model, or an engine of it.", show_default=False), INPUT],
-    against: Annotated[Path, typer.Option(help="The checkpoint it was exported from.", show_default=False), INPUT],
+    against: Annotated[
+        Path | None, typer.Option(help="The checkpoint it was exported from.", show_default=False), INPUT
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="Configuration. (Default: the sidecar's, else the one in the checkpoint's folder.)"),
         INPUT,
     ] = None,
     entry: EntryOption = None,
+    factory: FactoryOption = None,
+    factory_args: FactoryArgsOption = None,
     seed: Annotated[int, seed_option("Seed of the random inputs.")] = 0,
     load_inputs: Annotated[
         Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
@@ -57,7 +62,10 @@ def bisect(
     1 if a module was found.
     """
     destination = choose(output_format, output, force)
-    check_exists(against)
+    if against is None and factory is None:
+        raise typer.BadParameter("give --against, or --factory", param_hint="--against")
+    if against is not None:
+        _check_checkpoint(model, against)
     with progress() as step:
         step("Loading PyTorch")
         from ..exporter.bisect.bisect import run_bisect
@@ -74,15 +82,41 @@ def bisect(
             provider=provider,
             plugin=plugin_asked("auto", plugin_library),
             entry=entry,
+            factory=factory,
+            factory_args=factory_args,
         )
         report = run_bisect(request, step)
     print_notes(report.notes)
-    document = {"model": str(model), "against": str(against), **report.to_dict()}
+    reference = ("--against", against) if against is not None else ("--factory", factory)
+    document = {"model": str(model), "against": str(reference[1]), **report.to_dict()}
     page = () if report.fault is None else ("-o", model.with_suffix(".bisect.html"))
-    following = ("localattn", "bisect" if page else "parity", model, "--against", against, *page)
+    following = ("localattn", "bisect" if page else "parity", model, *reference, *page)
     show(destination, "bisect", document, lambda: _print_report(model, report, all_boundaries), following)
     if report.fault is not None:
         raise typer.Exit(1)
+
+
+def _check_checkpoint(model: Path, against: Path) -> None:
+    """Refuse what holds no weights, before PyTorch is loaded.
+
+    Raises:
+        UsageError: it is not there, or an exported file.
+    """
+    from ..runtime.backends import registry
+
+    if registry.of_file(against) is not None:
+        raise UsageError(
+            f"{against} is an exported file, and bisect needs the weights.",
+            why="It runs the PyTorch model module by module.",
+            fix=f"Give the checkpoint; or compare the two files: localattn parity {model} --against {against}",
+        )
+    if against.suffix.lower() == ".npz":
+        raise UsageError(
+            f"{against} holds arrays, and no weights.",
+            why="bisect runs the PyTorch model module by module.",
+            fix=f"Give the checkpoint; or compare with the arrays: localattn parity {model} --golden {against}",
+        )
+    check_exists(against)
 
 
 def _print_report(model: Path, report: BisectReport, all_boundaries: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.errors import UsageError
 from ..core.storage.file_kinds import ONNX
 from ..exporter.options import ExportOptions, ModuleOptions, common
 from .api.exporting import check_options, export_request
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from ..exporter.options import ExportRequest
 
 
+# Options of checkpoints that are a part of a module's inputs, and what to write instead.
+_AS_INPUTS = {
+    "mask": "Name it where forward takes it: --input 'mask:bool:[1,N]'",
+    "batch": "Write the size into the input: --input 'x:float32:[batch=4,seq=128,64]'",
+}
 # Options of checkpoints that modules of the user's own take too: `entry` says which weights of `--weights` are read.
 _OF_BOTH = {*flag_names(ModuleOptions), "entry"}
 
@@ -43,7 +49,12 @@ def export(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write. (Default: CHECKPOINT with .onnx, or _step.onnx.)"),
+        typer.Option(
+            "--output",
+            "-o",
+            help="The file, or a folder for model.onnx. (Default: CHECKPOINT with .onnx, or _step.onnx; of a folder "
+            "NAME-onnx/model.onnx here.)",
+        ),
         OutputPath(ONNX),
     ] = None,
     options: ExportOptions,
@@ -61,6 +72,14 @@ def export(
     given = {name for name, found in names.items() if found is not None and found.name == "COMMANDLINE"}
     as_json = output_format == "json"
     if source.is_module(checkpoint):
+        for name, instead in _AS_INPUTS.items():
+            if name in given:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{flag} does not apply to your own module.",
+                    why="Its inputs are those of its forward, as you name them.",
+                    fix=f"{instead}, and leave {flag} out.",
+                )
         refuse_flags(given, ExportOptions, _OF_BOTH, "your own module")
         if checkpoint is not None:
             refuse_flags(given & {"weights"}, ModuleSource, (), "your own module")
@@ -123,7 +142,8 @@ def _next(report: ExportReport, checkpoint: Path, options: ExportOptions) -> Seq
     """Return the command to type after an export: use the file, or compare it more after quick checks."""
     step = report.sidecar.step
     if step is not None and step.mode == "step" and step.token_input in ("tokens", "input_ids"):
-        return ("localattn", "generate", report.path, "--prompt-ids", "1,2,3")
+        text = report.path.with_name("tokenizer.json").is_file()
+        return ("localattn", "generate", report.path, *(("--prompt", "Hello") if text else ("--prompt-ids", "1,2,3")))
     if options.quick:
         given = () if options.config is None else ("--config", options.config)
         return ("localattn", "parity", report.path, "--against", checkpoint, *given)

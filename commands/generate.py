@@ -139,20 +139,9 @@ def generate(
     _prepare(generator)
     tokenizer = _tokenizer(opening, required=options.prompt_ids is None)
     folder = read_defaults(model.parent, tokenizer)
-    settings = folder.settings(
-        options.do_sample,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        repetition_penalty=options.repetition_penalty,
-    )
-    given = _read_prompt(
-        generator.vocabulary,
-        options.prompt,
-        options.prompt_file,
-        options.prompt_ids,
-        is_text=tokenizer is not None,
-    )
+    settings = _settings(folder, options)
+    sources = (options.prompt, options.prompt_file, options.prompt_ids)
+    given = _read_prompt(generator.vocabulary, *sources, is_text=tokenizer is not None)
     if options.chat and isinstance(given, list):
         raise typer.BadParameter(
             "it needs a text prompt, and a tokenizer.json in the model's folder", param_hint="--chat"
@@ -178,6 +167,17 @@ def generate(
         suggest("localattn", "bench", model)
     if run.finish == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _settings(folder: FolderDefaults, options: GenerateOptions) -> dict[str, Any]:
+    """Return how tokens are sampled: as the options say, else as the model's folder does."""
+    return folder.settings(
+        options.do_sample,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        repetition_penalty=options.repetition_penalty,
+    )
 
 
 def _warn(generator: Generator, model: Path, notes: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from .parts.flags import in_flags
 from .parts.options import EntryOption
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
-from .parts.report_output import OutputOption, ReportFormatOption, choose, show
+from .parts.report_output import Destination, OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..onnx_graph.summary import OnnxSummary
@@ -26,12 +26,21 @@ _LONGEST_VALUE = 150  # characters of an argument that are printed
 
 def inspect(
     file: Annotated[
-        Path, typer.Argument(help="A checkpoint, a model.onnx, or a model.engine.", show_default=False), INPUT
-    ],
+        Path | None, typer.Argument(help="A checkpoint, a model.onnx, or a model.engine.", show_default=False), INPUT
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found in its folder.)"), INPUT
     ] = None,
     entry: EntryOption = None,
+    factory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FUNCTION",
+            help="A function that returns your own module; the checkpoint has its weights. "
+            "package.module:function or file.py:function.",
+        ),
+    ] = None,
+    factory_args: Annotated[str | None, typer.Option(metavar="JSON", help="Its keyword arguments.")] = None,
     write_config: Annotated[
         bool,
         typer.Option(
@@ -48,10 +57,16 @@ def inspect(
     """Describe a checkpoint, an exported model or an engine.
 
     For a checkpoint: its class, what its weights show, what a configuration has to add, what is missing. For a
+    model of your own (--factory): what it takes, and its layers. For an exported
     model: inputs and outputs, attention windows, sizes, and what its sidecar says about its checks. For an engine:
     what it was built by and for, its plugin, its checks, and its layers where there is a GPU to open it.
     """
     destination = choose(output_format, output, force)
+    if factory is not None:
+        _inspect_module(destination, factory, factory_args, file, entry)
+        return
+    if file is None:
+        raise typer.BadParameter("give a file, or --factory", param_hint="FILE")
     from ..runtime.backends import registry
     from ..runtime.backends.building import BuildingBackend
 
@@ -76,23 +91,60 @@ def inspect(
         document = {**summary.to_dict(), "windows": windows}
         show(destination, "onnx", document, lambda: _print_model(summary), ("localattn", "run", file))
     else:
-        check_exists(file)
-        from ..exporter.checkpoint.describe import describe_checkpoint
+        _inspect_checkpoint(file, config, entry, destination, write_config=write_config)
 
-        description = describe_checkpoint(file, config, entry)
-        following: list[object] = ["localattn", "export", file]
-        if description["needed"] and not write_config:
-            following = ["localattn", "inspect", file]
-            following += (
-                ["--write-config"] if description["template"] else ["--config", config or file.with_suffix(".json")]
-            )
-        elif config is not None:
-            following += ["--config", config]
-        if entry is not None:
-            following += ["--entry", entry]
-        show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
-        if write_config:
-            _write_config(description, file)
+
+def _inspect_checkpoint(
+    file: Path, config: Path | None, entry: str | None, destination: Destination, *, write_config: bool
+) -> None:
+    """Show what a checkpoint is, and write a configuration to complete if it is asked for."""
+    check_exists(file)
+    from ..exporter.checkpoint.describe import describe_checkpoint
+
+    description = describe_checkpoint(file, config, entry)
+    following: list[object] = ["localattn", "export", file]
+    if description["needed"] and not write_config:
+        following = ["localattn", "inspect", file]
+        following = [*following, "--write-config"] if description["template"] else []
+    elif config is not None:
+        following += ["--config", config]
+    if entry is not None and following:
+        following += ["--entry", entry]
+    show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
+    if write_config:
+        _write_config(description, file)
+
+
+def _inspect_module(
+    destination: Destination, factory: str, args: str | None, weights: Path | None, entry: str | None
+) -> None:
+    """Describe a module of the user's own.
+
+    Raises:
+        UsageError: a page is asked for, or the module cannot be made.
+    """
+    if destination.format not in ("console", "json"):
+        raise UsageError("There is no page about a module.", fix="Leave --format out, or give --format json.")
+    if weights is not None:
+        check_exists(weights)
+    from ..exporter.user_module.describe import describe_module
+
+    description = describe_module(factory, args, weights, entry)
+    show(destination, "module", description, lambda: _print_module(description))
+
+
+def _print_module(description: dict[str, Any]) -> None:
+    say(f"{description['factory']}  {description['class']}, {description['parameters']:,} parameters")
+    for line in description["notes"]:
+        say(f"  note    {in_flags(line)}")
+    say(f"  weights {description['weights'] or 'those that the function makes'}")
+    say(f"  forward takes {', '.join(description['inputs']) or 'nothing'}: name them with --input at the export")
+    say("Layers of local attention:" if description["layers"] else "No layer is local attention that is known here.")
+    for layer in description["layers"]:
+        window = ", ".join(f"{name} {value}" for name, value in layer.items() if name not in ("path", "class"))
+        say(f"  {layer['path'] or 'the module itself'}  {layer['class']}{f'  {window}' if window else ''}")
+    for line in description["warnings"]:
+        warn(in_flags(line))
 
 
 def _write_config(description: dict[str, Any], checkpoint: Path) -> None:
@@ -183,6 +235,8 @@ def _print_sidecar(summary: OnnxSummary) -> None:
         say("The sidecar was NOT written for this file: its SHA-256 differs. Do not rely on the sidecar.")
         return
     sidecar = summary.sidecar
+    if sidecar.dynamic:
+        say(f"  open    {', '.join(sidecar.dynamic)}; sequences up to {sidecar.seq_len}")
     say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.title}.")
     say("Checks of the export, as stated by the sidecar. Anyone who can write the sidecar can forge them;")
     say("localattn parity compares the file again:")
@@ -219,7 +273,7 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
     if description["needed"]:
         say("Still needed:")
         for line in description["needed"].splitlines():
-            say(f"  {line}")
+            say(f"  {in_flags(line)}")
     elif description["window"]:
         say(f"Window: {description['window']}")
     if (

@@ -16,7 +16,7 @@ from ..reports.table import Table, numbers, texts
 from .parts.console import print_checks, print_notes, progress, say, suggest, warn
 from .parts.declared import from_fields
 from .parts.flags import in_flags
-from .parts.options import EntryOption, RuntimeOption, number_option, seed_option
+from .parts.options import EntryOption, FactoryArgsOption, FactoryOption, RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import Destination, OutputOption, ReportFormatOption, choose, show
@@ -45,6 +45,8 @@ class ParityOptions:
         INPUT,
     ] = None
     entry: EntryOption = None
+    factory: FactoryOption = None
+    factory_args: FactoryArgsOption = None
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Number of sets of inputs at the largest size.")] = 3
     seed: Annotated[int, seed_option("The first seed.")] = 0
     atol: Annotated[float | None, number_option("Absolute tolerance. (Default: by dtype.)")] = None
@@ -113,40 +115,40 @@ def parity(
             fix="Compare the files one at a time.",
         )
     destination = choose(output_format, output, force)
-    lengths, plugin = _lengths(options.seq_len), plugin_asked(options.plugin, options.plugin_library)
-    if against is None and options.golden is None:
+    arguments = _arguments(options)
+    if against is None and options.golden is None and options.factory is None:
         raise typer.BadParameter("give --against, or --golden, or both", param_hint="--against")
     with progress() as step:
         from .api.comparing import parity as compare
 
-        reports = [
-            compare(
-                model,
-                against,
-                golden=options.golden,
-                config=options.config,
-                entry=options.entry,
-                seeds=range(options.seed, options.seed + options.seeds),
-                inputs=options.load_inputs,
-                seq_len=lengths,
-                causal=options.causal,
-                atol=options.atol,
-                rtol=options.rtol,
-                provider=options.provider,
-                plugin=plugin,
-                runtime=options.runtime,
-                save_inputs=options.save_inputs,
-                save_outputs=options.save_outputs,
-                overwrite=force,
-                progress=step,
-            )
-            for model in models
-        ]
+        reports = [compare(model, against, **arguments, overwrite=force, progress=step) for model in models]
     passed = _show(destination, reports)
     if destination.shows_console:
         suggest(*_next(models[0], against, passed))
     if not passed:
         raise typer.Exit(1)
+
+
+def _arguments(options: ParityOptions) -> dict[str, Any]:
+    """Return the arguments of `localattn.parity` that are the same for every file."""
+    return {
+        "golden": options.golden,
+        "config": options.config,
+        "entry": options.entry,
+        "factory": options.factory,
+        "factory_args": options.factory_args,
+        "seeds": range(options.seed, options.seed + options.seeds),
+        "inputs": options.load_inputs,
+        "seq_len": _lengths(options.seq_len),
+        "causal": options.causal,
+        "atol": options.atol,
+        "rtol": options.rtol,
+        "provider": options.provider,
+        "plugin": plugin_asked(options.plugin, options.plugin_library),
+        "runtime": options.runtime,
+        "save_inputs": options.save_inputs,
+        "save_outputs": options.save_outputs,
+    }
 
 
 def _show(destination: Destination, reports: list[ParityReport]) -> bool:

@@ -340,7 +340,7 @@ def _companion(library: Library) -> tuple[Path, str]:
     path = companion_path(library.path)
     if sidecar.companion is None or not sidecar.has_companion():
         raise MissingDependency(
-            f"{library.path} has no companion beside it.",
+            f"{library.path} has no companion next to it.",
             why=f"{path.name} is missing, or was not built together with it.",
             fix="Build both libraries again: localattn plugin build --force",
         )
@@ -369,7 +369,7 @@ def _print_library(sidecar: LibrarySidecar) -> None:
         f"glibc ≥ {sidecar.glibc}"
     )
     if sidecar.companion is not None:
-        say(f"  beside  {sidecar.companion.name} registers it in hosts that only open or preload libraries")
+        say(f"  with    {sidecar.companion.name} registers it in hosts that only open or preload libraries")
     say(f"  sha256  {sidecar.sha256}")
 
 

@@ -66,13 +66,9 @@ def run(
     outputs, milliseconds = _timed(session, inputs, iterations)
     if save_outputs is not None:
         save_arrays(save_outputs, outputs, overwrite=force)
-    report: dict[str, Any] = {
+    report = {
         "model": str(model),
-        "backend": session.backend,
-        "provider": session.provider,
-        "plugin": session.plugin,
-        "kernels": list(session.kernels),
-        "notes": list(session.notes),
+        **_of_session(session),
         "input_source": source,
         "inputs": [_summary(name, array) for name, array in inputs.items()],
         "outputs": [_summary(name, array) for name, array in outputs.items()],
@@ -91,6 +87,17 @@ def run(
     say_kernels(lambda: has_kernels, session, asked)
     named = () if plugin_library is None else ("--plugin-library", plugin_library)
     suggest("localattn", "bench", model, *named)
+
+
+def _of_session(session: Session) -> dict[str, Any]:
+    """Return what ran the model, as the report has it."""
+    return {
+        "backend": session.backend,
+        "provider": session.provider,
+        "plugin": session.plugin,
+        "kernels": list(session.kernels),
+        "notes": list(session.notes),
+    }
 
 
 def _timed(session: Session, inputs: Arrays, iterations: int) -> tuple[Arrays, dict[str, float | int]]:

@@ -53,6 +53,7 @@ _ANY_COMPILER = ("compiler-x86_64", "compiler-aarch64")
 
 ABILITIES: tuple[Ability, ...] = (
     Ability("export", "a checkpoint or module to a checked ONNX file", _CHECKED),
+    Ability("export FOLDER", "a Hugging Face model", (*_CHECKED, ("transformers",))),
     Ability("convert", "a file in standard operators", (("onnx",), ("onnxscript",), ("onnx_ir",), ("cpu",))),
     Ability("demo", "the shipped model, exported and run", _CHECKED),
     Ability("parity", "a file against its checkpoint", (("torch",), ("safetensors",), ("einops",), *_RUNS_ONNX)),
@@ -69,6 +70,8 @@ ABILITIES: tuple[Ability, ...] = (
     ),
     Ability("run model.engine", "an engine", (("tensorrt", "tensorrt_rtx"), ("polygraphy",), ("driver",))),
     Ability("generate", "text from a step file", _RUNS_ONNX),
+    Ability("generate --prompt", "text of a model with a tokenizer", (*_RUNS_ONNX, ("tokenizers",))),
+    Ability("generate --chat", "the same as a conversation", (*_RUNS_ONNX, ("tokenizers",), ("jinja2",))),
     Ability("bench", "latency and memory", _RUNS_ONNX),
     Ability("bench --format html", "the same as a page", (*_RUNS_ONNX, ("jinja2",))),
     Ability("build --backend tensorrt", "an engine for this GPU", _TENSORRT),

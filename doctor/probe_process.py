@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this script's own folder: files beside it must not be imported in place of packages
+    sys.path.pop(0)  # this script's own folder: files next to it must not be imported in place of packages
 
 import contextlib
 import ctypes

@@ -194,6 +194,8 @@ PROBES: tuple[Probe, ...] = (
     _package("onnx_ir", "onnx-ir", "python", "exporting", "onnx-ir"),
     _package("einops", "einops", "python", "exporting"),
     _package("safetensors", "safetensors", "python", "reading .safetensors"),
+    _package("transformers", "transformers", "python", "Hugging Face models"),
+    _package("tokenizers", "tokenizers", "python", "text of models with a tokenizer.json"),
     _package("yaml", "PyYAML", "python", "reading YAML configurations", "pyyaml"),
     _package("jinja2", "Jinja2", "python", "reports as HTML pages"),
     *_runtimes(),

@@ -1,6 +1,6 @@
 """A family of models, whole and small: what `localattn export` needs to know of a class that it has never seen.
 
-Its models lie in a folder, as those of Hugging Face do: a configuration beside weights. They take token ids and a mask
+Its models lie in a folder, as those of Hugging Face do: a configuration and weights. They take token ids and a mask
 of padding, give two outputs, and their files leave batch and length open. The reference is the untouched model itself
 in float64. A real family is a folder in `exporter/models/`, with these parts in files of their own, and a row of
 `registry.py`; `tests/exporter/models/test_toy_family.py` takes this one through `localattn export`.

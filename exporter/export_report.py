@@ -11,7 +11,7 @@ from ..core.documents.sidecar import CheckRecord, Sidecar, sidecar_path
 from ..core.renamed import RenamedAttribute
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExportReport(Report):
     """What was written.
 

@@ -7,7 +7,7 @@ An option is one field here and the place that uses it. From the field follow th
 | class | its options are taken by |
 |---|---|
 | `CheckOptions` | every export, and conversions |
-| `FileOptions` | checkpoints and modules |
+| `FileOptions`, `PrecisionOptions` | checkpoints and modules |
 | `CheckpointOptions`, `ShapeOptions` | checkpoints |
 
 A help text names other options by `core.error_texts.argument`; the command line shows them as its own.
@@ -172,6 +172,9 @@ class FileOptions(CheckOptions):
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.dynamic, str):  # one text, as on the command line
+            names = () if self.dynamic == "none" else tuple(name.strip() for name in self.dynamic.split(","))
+            object.__setattr__(self, "dynamic", names)
         if self.standard_ops and not self.function_body:
             raise UsageError(
                 f"{argument('standard_ops', True)} and {argument('function_body', False)} contradict each other.",
@@ -181,7 +184,32 @@ class FileOptions(CheckOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
+class PrecisionOptions:
+    """The element types of a file."""
+
+    dtype: Dtype = option(
+        "fp32",
+        "Element type of weights and activations.",
+        "Precision",
+        hint={name: f"For weights in {name}: {argument('weight_dtype', name)}" for name in get_args(WeightDtype)},
+    )
+    weight_dtype: WeightDtype | None = option(
+        None,
+        "Type of the weights of linear layers. int8, int4: 8-bit or 4-bit weights in blocks of 32. int8-dynamic: 8-bit "
+        "products, scaled at run time. fp8, int8-qdq: 8-bit products in TensorRT engines. "
+        f"(Default: that of {argument('dtype')}.)",
+        "Precision",
+        recorded=True,
+    )
+
+    @property
+    def precision(self) -> str:
+        """The entry of `core.tolerance` with the file's tolerance."""
+        return self.weight_dtype or self.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(PrecisionOptions):
     """How the model of a checkpoint is read, and in what precision and mode it is written."""
 
     config: str | Path | None = option(
@@ -214,20 +242,6 @@ class CheckpointOptions:
         None,
         "Largest number of positions in a Hugging Face step file. (Default: 4096, or the model's if it has fewer.)",
         "Step files",
-    )
-    dtype: Dtype = option(
-        "fp32",
-        "Element type of weights and activations.",
-        "Precision",
-        hint={name: f"For weights in {name}: {argument('weight_dtype', name)}" for name in get_args(WeightDtype)},
-    )
-    weight_dtype: WeightDtype | None = option(
-        None,
-        "Type of the weights of linear layers. int8, int4: 8-bit or 4-bit weights in blocks of 32. int8-dynamic: 8-bit "
-        "products, scaled at run time. fp8, int8-qdq: 8-bit products in TensorRT engines. "
-        f"(Default: that of {argument('dtype')}.)",
-        "Precision",
-        recorded=True,
     )
     table_dtype: TableDtype | None = option(
         None,
@@ -308,10 +322,11 @@ class Sizes(ShapeRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleOptions(FileOptions):
+class ModuleOptions(FileOptions, PrecisionOptions):
     """How a module of the user's own is exported; its inputs name the axes."""
 
     dynamic: Sequence[str] = option((), "Names of the axes of variable size.", "Shapes", typed="axes")
+    seq_len: int | None = option(None, "Size of the axis named seq. (Default: that of the inputs.)", "Shapes")
 
 
 @dataclass(frozen=True)
@@ -332,7 +347,7 @@ class ExportRequest(FileOptions, CheckpointOptions):
 
     @property
     def inputs(self) -> list[Path]:
-        """The files that are read, except those that are found beside them."""
+        """The files that are read, except those that are found next to them."""
         return [
             Path(path) for path in (self.checkpoint, self.config, self.golden, self.calibration) if path is not None
         ]

@@ -13,6 +13,7 @@ from ..core.error_texts import argument
 from ..core.errors import UsageError
 from ..core.progress import timed_steps
 from ..core.tensors import BATCH, POSITION_IDS, SEQUENCE, TensorSpec
+from ..onnx_graph.windows import windows_of_sidecar
 from ..runtime.inputs.size_sweep import OPEN_BATCH
 from ..runtime.parity.compare import compare_models
 from ..runtime.parity.files import was_proven
@@ -26,6 +27,7 @@ from .source.reference_runner import ReferenceRunner
 from .source.source_model import SourceModel, signature
 from .source.step_source import StepSource
 from .source.untouched_module import untouched_module
+from .user_module.of_file import OwnReference, is_own_module, notes_on_weights, own_module
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         runtime=request.runtime,
         rounds=request.rounds,
     )
+    if request.factory is not None or is_own_module(candidate.sidecar):
+        return _own_parity(request, candidate, progress)
     source, notes = source_of_file(request, candidate)
     if isinstance(candidate, StepRunner):
         if request.lengths:
@@ -67,6 +71,20 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
     module = partial(untouched_module, reference.source, candidate.precision)
     windows = reference.source.window_views()
     return compare_models(request, candidate, reference, FLOAT64, windows, notes, progress, module, unproven)
+
+
+def _own_parity(request: ParityRequest, candidate: FileRunner, progress: Callable[[str], None]) -> ParityReport:
+    """Compare a file with the user's own untouched module."""
+    progress("Making the module")
+    weights = None if str(request.against) == request.factory else request.against
+    module, origin = own_module(
+        request.model, candidate.sidecar, request.factory, request.factory_args, weights, request.entry, "parity"
+    )
+    reference = OwnReference(module, candidate)
+    notes = [*notes_on_weights(request.model, candidate.sidecar, origin), *reference.notes]
+    notes += [*altered(candidate.file), *candidate.notes]
+    windows, baseline = windows_of_sidecar(candidate.sidecar), reference.baseline(candidate.precision)
+    return compare_models(request, candidate, reference, FLOAT64, windows, notes, progress, baseline)
 
 
 def dynamic_axes(candidate: FileRunner) -> list[str]:
@@ -127,7 +145,7 @@ def _shapes(request: ParityRequest, sidecar: Sidecar | None, sizes: Mapping[str,
 
     Args:
         request: the request.
-        sidecar: the sidecar beside the file, if there are any.
+        sidecar: the sidecar next to the file, if there are any.
         sizes: the file's batch and seq, a name where one is dynamic; where its inputs have them, heads and dim_head.
 
     Raises:

@@ -27,7 +27,6 @@ from ..core.storage.outputs import Output, writing
 from ..core.storage.publishing import publish_together
 from .artifact.form import WrittenForm, written_form
 from .artifact.publish import (
-    demand,
     drop_attention_functions,
     output_specs,
     package_versions,
@@ -39,6 +38,7 @@ from .artifact.shared_weights import share_weights
 from .checks.checked_file import CheckedFile
 from .checks.loads import check_model
 from .checks.table import run_checks
+from .checks.verdict import demand
 from .options import FileOptions
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Part:
         nodes: its attention nodes.
         form: the model as it is written, once it is lowered.
         staged: the written file in the temporary folder.
-        data: name of the file of weights beside it; None if there is none.
+        data: name of the file of weights next to it; None if there is none.
         checks: the records of its checks.
     """
 

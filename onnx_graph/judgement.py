@@ -8,7 +8,7 @@ told apart by domain, name and overload, and the domains "" and "ai.onnx" are on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import PurePosixPath, PureWindowsPath
@@ -24,6 +24,8 @@ MOST_RUNS = 1 << 32
 DEEPEST_GRAPHS = 32
 # Depth of functions that call functions, for which engines and tools recurse. onnxruntime 1.32 supports 100.
 DEEPEST_CALLS = 101  # the call from the graph included
+# Constants that calls of functions give, each of which the loops in the function are counted for.
+MOST_CALLS = 1 << 15
 # Dimensions of a tensor.
 MOST_SIZES = 64
 # Bytes of all sparse tensors of a file, in dense form.
@@ -31,10 +33,10 @@ MOST_DENSE_BYTES = 1 << 31
 
 LOOP, SCAN = "Loop", "Scan"
 _ENDLESS = (1 << 63) - 1  # rounds of a Loop without a count
-_LONGEST_CHAIN = 1000
 _FIX = "Export the model again; this file was not made by an exporter."
 _LOOP_FIX = "Give the Loop a count or a condition that ends it, or export the model again."
 _COPY_FIX = "Copy the file again, or export the model again."
+_GIVEN_GRAPH = "It gives a graph to its function {} as an attribute: how often the graph runs is not known before."
 _DATA_FIX = "Keep the external data file in the model's folder, under its original name."
 
 # Bits of an element, by the numbers of onnx.TensorProto.DataType; text is missing.
@@ -157,13 +159,15 @@ def functions_of(model: Any) -> dict[Key, Any]:
     """Return the functions of a model.
 
     Raises:
-        Refused: two have the same domain, name and overload.
+        Refused: two have the same domain, name and overload, or one has a graph as an attribute.
     """
     found: dict[Key, Any] = {}
     for body in model.functions:
         key = (domain_of(body), body.name, body.overload)
         if key in found:
             raise Refused(f"It defines twice the function {_shown('::'.join(part for part in key if part))}.")
+        if any(attribute.HasField("g") or len(attribute.graphs) for attribute in body.attribute_proto):
+            raise Refused(_GIVEN_GRAPH.format(_shown(body.name)))
         found[key] = body
     return found
 
@@ -178,6 +182,8 @@ class _Own:
     doubled: int = 0
     calls: Counter[Key] = field(default_factory=Counter)
     doubled_calls: Counter[Key] = field(default_factory=Counter)
+    # What its nodes are, without overloads.
+    operators: set[Key] = field(default_factory=set)
     # Depth of the deepest call of each function.
     called_at: dict[Key, int] = field(default_factory=dict)
 
@@ -186,7 +192,10 @@ class _Own:
         for node in graph.node:
             key = (domain_of(node), node.op_type, node.overload)
             self._check_attributes(node)
+            self.operators.add(_by_name(key))
             if key in functions:
+                if any(graphs_of(node)):
+                    raise Refused(_GIVEN_GRAPH.format(_shown(node.op_type)))
                 self.calls[key] += 1
                 self.doubled_calls[key] += 1 << depth
                 self.called_at[key] = max(self.called_at.get(key, 0), depth)
@@ -232,8 +241,14 @@ def growth(model: Any, functions: Mapping[Key, Any], size: int, *, overloads: bo
         own[key].add(body, functions, 0)
     top = _Own()
     top.add(model.graph, functions, 0)
+    if not overloads:
+        by_name: dict[Key, set[Key]] = {_by_name(key): set() for key in own}
+        for key, entry in own.items():
+            by_name[_by_name(key)] |= entry.operators & by_name.keys()
+        for _ in _callees_first(by_name):  # it refuses circles
+            pass
     grown: dict[Key, Growth] = {}
-    for key in _callees_first({key: _calls(entry, functions, overloads) for key, entry in own.items()}):
+    for key in _callees_first({key: set(entry.calls) for key, entry in own.items()}):
         grown[key] = _grown(own[key], grown)
         _check_growth(grown[key], size)
     whole = _grown(top, grown)
@@ -241,14 +256,6 @@ def growth(model: Any, functions: Mapping[Key, Any], size: int, *, overloads: bo
     if sum(each.nodes for each in grown.values()) > 4 * MOST_NODES:
         raise Refused(f"Its functions would become more than {4 * MOST_NODES} nodes together.")
     return whole
-
-
-def _calls(entry: _Own, functions: Mapping[Key, Any], overloads: bool) -> set[Key]:
-    """Return the functions that a call may mean: if overloads are ignored, all of the same name."""
-    if overloads:
-        return set(entry.calls)
-    names = {_by_name(key) for key in entry.calls}
-    return {key for key in functions if _by_name(key) in names}
 
 
 def _callees_first(calls: Mapping[Key, set[Key]]) -> Iterator[Key]:
@@ -508,6 +515,7 @@ def locations_of(model: Any) -> frozenset[str]:
 
 
 def _check_loops(model: Any, functions: Mapping[Key, Any]) -> None:
+    """Refuse loops that run too long, and calls of functions with too many constants to tell."""
     runs = _Runs(functions)
     total = runs.of(model.graph, _Scope(model.graph, None))
     if total > MOST_RUNS:
@@ -533,7 +541,8 @@ class _Scope:
         attributes: Mapping[str, int | bool | None] | None = None,
     ) -> None:
         self._outer = outer
-        self._known = dict(known or {})
+        # Every name that was looked up, so that each is looked up once.
+        self._known: dict[str, int | bool | None] = {"": None, **(known or {})}
         self._attributes: Mapping[str, int | bool | None] = (
             attributes if attributes is not None else outer._attributes if outer is not None else {}
         )
@@ -550,31 +559,39 @@ class _Scope:
 
     def value(self, name: str) -> int | bool | None:
         """Return the number or flag that a name has in every run; None if unknown."""
-        return self._value(name, [_LONGEST_CHAIN])
-
-    def _value(self, name: str, left: list[int]) -> int | bool | None:
-        scope: _Scope | None = self
-        while scope is not None and left[0] > 0:
-            left[0] -= 1
-            if name in scope._known:
-                return scope._known[name]
-            if name in scope._tensors:
-                return _scalar(scope._tensors[name])
-            node = scope._nodes.get(name)
-            if node is None:
-                if name in scope._fed:
-                    return None
-                scope = scope._outer
-            elif node.op_type in _PASSED_ON and not domain_of(node) and node.input:
-                name = node.input[0]
-            elif node.op_type in _COMPUTED and not domain_of(node) and left[0] > _LONGEST_CHAIN - 64:
-                values = [scope._value(each, left) for each in node.input]
-                return None if None in values else _COMPUTED[node.op_type](values)
-            elif node.op_type == "Constant" and not domain_of(node):
-                return next((x for each in node.attribute if (x := scope.attribute(each)) is not None), None)
+        waiting: list[tuple[_Scope, str]] = [(self, name)]
+        while waiting:
+            scope, wanted = waiting[-1]
+            if wanted in scope._known:
+                waiting.pop()
+                continue
+            where, operands, computed = scope._origin(wanted)
+            missing = [(where, each) for each in operands if each not in where._known]
+            if missing:  # no value needs itself: the order of nodes was checked
+                waiting += missing
             else:
-                return None
-        return None
+                values = [where._known[each] for each in operands]
+                scope._known[wanted] = None if None in values else computed(values)
+        return self._known[name]
+
+    def _origin(self, name: str) -> tuple[_Scope, Sequence[str], Callable[[list[Any]], int | bool | None]]:
+        """Return the scope and the names of the values that a name is computed from, and how."""
+        node = self._nodes.get(name)
+        kind = None if node is None or domain_of(node) else node.op_type
+        if name in self._tensors:
+            tensor = self._tensors[name]
+            return self, (), lambda _: _scalar(tensor)
+        if node is None:
+            if name in self._fed or self._outer is None:
+                return self, (), _unknown
+            return self._outer, (name,), _first
+        if kind in _PASSED_ON:
+            return self, node.input[:1], _first
+        if kind in _COMPUTED:
+            return self, node.input, _COMPUTED[kind]
+        if kind == "Constant":
+            return self, (), lambda _: next((x for a in node.attribute if (x := self.attribute(a)) is not None), None)
+        return self, (), _unknown
 
     def length(self, name: str, axis: int) -> int:
         """Return the length of a value along an axis by its declaration; 1 if unknown."""
@@ -600,14 +617,22 @@ def _size(sizes: list[int], axis: int) -> int:
     return sizes[axis] if -len(sizes) <= axis < len(sizes) else 1
 
 
+def _first(values: list[Any]) -> int | bool | None:
+    return values[0] if values else None
+
+
+def _unknown(_: list[Any]) -> None:
+    return None
+
+
 # Operators that return their first input, if that is one number.
 _PASSED_ON = frozenset(("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Flatten"))
 _COMPUTED: dict[str, Callable[[list[Any]], int | bool | None]] = {
-    "Add": lambda x: sum(x),
-    "Sub": lambda x: x[0] - x[1] if len(x) == 2 else None,
-    "Mul": lambda x: _bounded(prod(x)),
+    "Add": lambda x: _bounded(sum(x)),
+    "Sub": lambda x: _bounded(x[0] - x[1]) if len(x) == 2 else None,
+    "Mul": lambda x: _bounded(x[0] * x[1]) if len(x) == 2 else None,
     "Pow": lambda x: _bounded(x[0] ** x[1]) if len(x) == 2 and 0 <= x[1] <= 64 and abs(x[0]) < 1 << 64 else None,
-    "Neg": lambda x: -x[0] if len(x) == 1 else None,
+    "Neg": lambda x: _bounded(-x[0]) if len(x) == 1 else None,
     "Abs": lambda x: abs(x[0]) if len(x) == 1 else None,
     "Max": lambda x: max(x, default=None),
     "Min": lambda x: min(x, default=None),
@@ -623,7 +648,7 @@ _COMPUTED: dict[str, Callable[[list[Any]], int | bool | None]] = {
 
 
 def _bounded(value: int) -> int:
-    """Keep a product in 64 bits."""
+    """Keep a result in 64 bits."""
     return max(-_ENDLESS, min(_ENDLESS, value))
 
 
@@ -668,6 +693,8 @@ class _Runs:
         attributes |= {each.name: scope.attribute(each) for each in node.attribute}
         called = (key, tuple(inputs.values()), tuple(sorted(attributes.items(), key=lambda item: item[0])))
         if called not in self._known:
+            if len(self._known) >= MOST_CALLS:
+                raise Refused(f"Its functions are called with more than {MOST_CALLS} different constants.")
             known = {name: value for name, value in inputs.items() if value is not None}
             self._known[called] = self.of(body, _Scope(body, None, known, attributes))
         return self._known[called]

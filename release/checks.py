@@ -21,7 +21,7 @@ _PLUGINS = Path(__file__).resolve().parents[1] / "plugins"
 
 
 def _exported(sources: str) -> set[str]:
-    """Return the symbols that the linker's script beside a library's sources lets out."""
+    """Return the symbols that the linker's script next to a library's sources lets out."""
     text = (_PLUGINS / sources / "exports.map").read_text(encoding="utf-8")
     return set(re.findall(r"\w+(?=;)", text[text.index("global:") : text.index("local:")]))
 
@@ -63,7 +63,7 @@ def check_wheel(wheel: Path) -> str:
 
 
 def _stated(files: Files, library: str) -> tuple[str, str]:
-    """Return SHA-256 and processor of a library by the sidecar beside it; those of a companion are its library's."""
+    """Return SHA-256 and processor of a library by the sidecar next to it; those of a companion are its library's."""
     path = PurePosixPath(library)
     if path.name == _COMPANION:
         sidecar = json.loads(files[f"{path.parent}/{TENSORRT_PLUGIN.file_name}.json"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
@@ -25,6 +26,8 @@ def parity(
     golden: str | Path | None = None,
     config: str | Path | None = None,
     entry: str | None = None,
+    factory: str | None = None,
+    factory_args: str | Mapping[str, Any] | None = None,
     seeds: Sequence[int] = (0, 1, 2),
     inputs: str | Path | None = None,
     seq_len: Sequence[int] = (),
@@ -47,6 +50,9 @@ def parity(
         golden: an .npz that `record` wrote: what your own model computed.
         config: the checkpoint's configuration; by default the sidecar's, else the one in the checkpoint's folder.
         entry: the set of weights, where the checkpoint holds several; by default the one that was exported.
+        factory: a function that makes your own module, `package.module:function` or `file.py:function`; `against` has
+            its weights. By default the one of the export, where your own cache remembers it.
+        factory_args: its keyword arguments; by default those of the export.
         seeds: each gives one set of inputs at the largest size: text, or random ones.
         inputs: an .npz of inputs instead.
         seq_len: lengths to compare at, for a dynamic axis; by default around the window.
@@ -71,7 +77,9 @@ def parity(
     """
     from ...runtime.parity.report import ParityRequest
 
-    reference = golden if against is None else against
+    reference = against
+    if reference is None:
+        reference = golden if factory is None else factory
     if reference is None:
         raise UsageError(
             "The command needs something to compare with.",
@@ -93,6 +101,8 @@ def parity(
         causal=causal,
         keep_reference=save_outputs is not None,
         entry=entry,
+        factory=factory,
+        factory_args=json.dumps(dict(factory_args)) if isinstance(factory_args, Mapping) else factory_args,
     )
     report = _comparison(request, progress)(request, progress)
     report.save(as_path(save_inputs), as_path(save_outputs), overwrite=overwrite)
@@ -110,9 +120,16 @@ def _comparison(request: ParityRequest, progress: Progress) -> Callable[[ParityR
 
     if request.against == request.golden:
         return run_golden_parity
+    if request.factory is None and request.against.suffix.lower() == ".npz":
+        raise UsageError(
+            f"{request.against} holds arrays, and no weights.",
+            why="What localattn.record wrote is compared by another option.",
+            fix=f"Give it as {argument('golden', str(request.against))}.",
+        )
     if registry.of_file(request.against) is not None:
         return run_file_parity
-    check_exists(request.against)
+    if str(request.against) != request.factory:
+        check_exists(request.against)
     progress("Loading PyTorch")
     try:
         from ...exporter.parity import run_parity

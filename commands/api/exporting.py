@@ -35,8 +35,8 @@ class ExportArguments(ExportOptions):
 
     Args:
         checkpoint: weights: .pt, .pth, .ckpt, .bin or .safetensors, never unpickled; of some families a folder.
-        output: the ONNX file; by default the checkpoint's name with .onnx, or _step.onnx, and model.onnx in a folder of
-            Hugging Face.
+        output: the ONNX file; by default the checkpoint's name with .onnx, or _step.onnx, and of a folder of Hugging
+            Face NAME-onnx/model.onnx in the current folder.
         progress: called with each step as it begins.
     """
 
@@ -80,14 +80,14 @@ def export_request(checkpoint: str | Path, output: str | Path | None, options: E
 
 
 def _default_output(checkpoint: Path, suffix: str) -> Path:
-    """Return a name after the checkpoint's, or for a model with a tokenizer one in its folder."""
+    """Return a name after the checkpoint's; for a model with a tokenizer one in a new folder of the current one."""
     from ...exporter.models.registry import find_folder
 
     if not checkpoint.is_dir():
         return checkpoint.with_name(Path(checkpoint.name.removesuffix(".index.json")).stem + suffix)
     form = find_folder(checkpoint)
     if form is not None and form.accompanying_files:
-        return checkpoint / f"model{suffix}"
+        return Path(f"{checkpoint.resolve().name}-onnx") / f"model{suffix}"
     return checkpoint.with_name(checkpoint.name + suffix)
 
 

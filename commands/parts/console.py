@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import logging
+import os
 import re
 import shlex
 import signal
@@ -13,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -100,6 +101,11 @@ def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def coloured(stream: TextIO) -> bool:
+    """Return whether colours may be written: on a terminal, and neither NO_COLOR nor TERM=dumb is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def say(text: str) -> None:
     """Print one line of the result on stdout, with every character made visible."""
     print(spelled(text), flush=True)
@@ -113,12 +119,12 @@ def say_page(text: str) -> None:
 def say_text(text: str, **style: Any) -> None:
     """Print a part of a text that a model or the user wrote, without a line end; style as of `typer.style`."""
     text = steerless(text) if sys.stdout.isatty() else text
-    print(typer.style(text, **style) if style and sys.stdout.isatty() else text, end="", flush=True)
+    print(typer.style(text, **style) if style and coloured(sys.stdout) else text, end="", flush=True)
 
 
 def say_outcome(sign: str, colour: str, text: str) -> None:
     """Print a line of the result that begins with a sign, such as a check's tick: no other line has one."""
-    sign = typer.style(sign, fg=colour) if sys.stdout.isatty() else sign
+    sign = typer.style(sign, fg=colour) if coloured(sys.stdout) else sign
     print(f"  {sign} {spelled(text)}".rstrip(), flush=True)
 
 
@@ -141,7 +147,7 @@ def warn(text: str) -> None:
 
 def _remark(text: str, **style: Any) -> None:
     text = spelled(text)
-    print(typer.style(text, **style) if style and sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+    print(typer.style(text, **style) if style and coloured(sys.stderr) else text, file=sys.stderr, flush=True)
 
 
 # Beginning of foreign lines (tracebacks and output of libraries), which no line of ours has.
@@ -238,7 +244,8 @@ def progress() -> Iterator[Callable[[str], None]]:
     if Verbosity.quiet:
         yield lambda _: None
         return
-    with (on_terminal if sys.stderr.isatty() else as_lines)() as step:
+    moves = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    with (on_terminal if moves else as_lines)() as step:
         yield lambda stage: step(spelled(stage))
 
 
@@ -288,6 +295,8 @@ def print_exported(report: ExportReport, details: Sequence[str] = ()) -> None:
         say(f"  open    {', '.join(sidecar.dynamic)}; sequences up to {sidecar.seq_len}")
     for line in details:
         say(f"  {line}")
+    if report.copied:
+        say(f"  beside  {', '.join(path.name for path in report.copied)}")
     say("Checks:")
     print_checks(sidecar.checks)
     print_warnings(report)

@@ -28,13 +28,14 @@ def from_fields(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command whose parameters that are dataclasses are replaced by their options."""
     hints = typing.get_type_hints(command, include_extras=True)
     kinds = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    typers = {name: tuple(_in_typers_words(kind)) for name, kind in kinds.items()}
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
         kind = kinds.get(name)
         parameters += [parameter.replace(annotation=hints[name])] if kind is None else _parameters(kind)
 
     def run(**values: Any) -> None:
-        made = {name: _made(kind, values) for name, kind in kinds.items()}
+        made = {name: _made(kind, values, typers[name]) for name, kind in kinds.items()}
         command(**made, **{name: value for name, value in values.items() if name in hints})
 
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
@@ -65,15 +66,15 @@ def refuse_flags(given: Collection[str], kind: type, accepted: Collection[str], 
         raise UsageError(f"{option} does not apply to {what}.", fix=f"Leave {option} out.")
 
 
-def _made(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Return the dataclass with the values that were typed."""
+def _made(kind: Any, values: Mapping[str, Any], typers: Collection[str]) -> Any:
+    """Return the dataclass with the values that were typed; `typers` are its fields in Typer's words."""
     chosen = {}
     for name, option in options_of(kind).items():
         if option.panel:
             value = values[option.flag or name]
             negated = option.flag.startswith("no_")
             chosen[name] = not value if negated else parse_axes(value) if option.typed == "axes" else value
-    return kind(**chosen, **{name: values[name] for name in _in_typers_words(kind)})
+    return kind(**chosen, **{name: values[name] for name in typers})
 
 
 def _parameters(kind: Any) -> list[inspect.Parameter]:

@@ -29,6 +29,17 @@ EntryOption = Annotated[
         help=_OF_CHECKPOINTS["entry"].help,
     ),
 ]
+FactoryOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FUNCTION",
+        help="A function that returns your own module: package.module:function or file.py:function; --against has its "
+        "weights. (Default: the one it was exported with, on the machine of the export.)",
+    ),
+]
+FactoryArgsOption = Annotated[
+    str | None, typer.Option(metavar="JSON", help="Its keyword arguments. (Default: those of the export.)")
+]
 ProviderOption = Annotated[
     str,
     typer.Option(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core import at_work
-from ...core.storage.file_kinds import kind_named, name_error
+from ...core.storage.file_kinds import ONNX, kind_named, name_error
 
 if TYPE_CHECKING:
     from ...core.storage.file_kinds import Kind
@@ -64,6 +64,9 @@ def checked(command: Callable[..., Any]) -> Callable[..., Any]:
         given = declared_paths(command)
         inputs = [path for name in given if isinstance(given[name], InputPath) for path in _listed(options, name)]
         at_work.reads(inputs)
+        for name, path in given.items():
+            if isinstance(path, OutputPath) and path.kinds == (ONNX,) and options.get(name) is not None:
+                options[name] = file_of_folder(options[name])
         outputs = [
             output_of(options[name], path.kinds)
             for name, path in given.items()
@@ -77,6 +80,12 @@ def checked(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*arguments, **options)
 
     return run
+
+
+def file_of_folder(path: Path) -> Path:
+    """Return the model's file in a folder: a name without a suffix, as `encoder`, means `encoder/model.onnx`."""
+    names_folder = path.name not in ("", "..") and (not path.suffix or path.is_dir())
+    return path / "model.onnx" if names_folder else path
 
 
 def _listed(options: Mapping[str, Any], name: str) -> list[Path]:

@@ -60,7 +60,7 @@ class Destination:
 
     @property
     def shows_console(self) -> bool:
-        """Whether stdout shows the result for people: also beside a file, unless that is JSON."""
+        """Whether stdout shows the result for people: also if it is written to a file, unless that is JSON."""
         return self.format == "console" or (self.path is not None and self.format != "json")
 
 

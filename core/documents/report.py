@@ -61,6 +61,10 @@ class Report(ABC):
         """Return `passed`: checks that are not proven or skipped leave a report true."""
         return self.passed
 
+    def __repr__(self) -> str:
+        """Return the headline, and whether all checks passed."""
+        return f"<{type(self).__name__}: {spelled(self.headline())}; {outcomes_text(x.status for x in self.checks)}>"
+
     @abstractmethod
     def headline(self) -> str:
         """Return one line that says what was done."""

@@ -127,6 +127,7 @@ class Sidecar(Record):
         versions: release of each package that took part.
         checkpoint_sha256: SHA-256 of the checkpoint; "" where a function made the weights too.
         checkpoint_name: its file name.
+        factory_sha256: SHA-256 of the file that defines the function that made the module; "" for other models.
         model_sha256: SHA-256 of the ONNX file, without external data.
         created: time of the export, ISO 8601.
         checks: the results of the checks.
@@ -155,6 +156,7 @@ class Sidecar(Record):
     versions: dict[str, str] = Field(default_factory=dict)
     checkpoint_sha256: str
     checkpoint_name: str
+    factory_sha256: str = ""
     model_sha256: str
     created: str
     checks: list[CheckRecord] = Field(default_factory=list)

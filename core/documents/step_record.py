@@ -74,4 +74,4 @@ class StepRecord(Record):
         """Say in a sentence why there is no position past `max_positions`."""
         if self.max_positions == LARGEST_SIZE:
             return f"The file counts at most {LARGEST_SIZE:,} positions, the largest number in 32 bits."
-        return f"The model learned embeddings for {self.max_positions} positions only."
+        return f"The file was exported for {self.max_positions} positions, all that the model has or fewer."

@@ -40,7 +40,7 @@ WINDOW_ATTRIBUTES = ("window_size", "look_backward", "look_forward", "causal", "
 # TOKEN_SELF_ATTN_VALUE): low enough to vanish next to any other key, but above every masked key.
 SELF_SCORE = -5e4
 
-# Lower biases (-inf too) are raised to this: they hide a key beside any other, and make no row NaN.
+# Lower biases (-inf too) are raised to this: they hide a key if there is any other, and make no row NaN.
 LOWEST_BIAS = -1e30
 
 # The score of a key outside the window; finite, so that no row becomes NaN.

@@ -142,7 +142,7 @@ class StoredLibrary:
             raise CheckFailed(f"{self.path} cannot be read.", why=why, fix=self.kind.build_again) from error
         if exposed:
             raise _exposed(self.path, exposed)
-        place = "beside it" if self.packaged else "in the index of the cache"
+        place = "next to it" if self.packaged else "in the index of the cache"
         return _verified(self.kind, self.path, data, self.sidecar, place)
 
 
@@ -205,7 +205,7 @@ def read_named(kind: LibraryKind, path: Path) -> Library:
         raise UsageError(f"{path} cannot be read.", why=f"{why}.") from error
     refuse_foreign(path, data)
     sidecar = read_library_sidecar(kind, path) if sidecar_path(path).exists() else {}
-    return _verified(kind, path, data, sidecar, "in the file beside it")
+    return _verified(kind, path, data, sidecar, "in the file next to it")
 
 
 def _verified(kind: LibraryKind, path: Path, data: bytes, sidecar: Mapping[str, Any], place: str) -> Library:

@@ -11,7 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from .file_kinds import (
     kind_named,
     name_error,
 )
-from .files import is_file, last_look, require_parent, work_folder, write_error
+from .files import is_file, last_look, work_folder, write_error
 from .publishing import MAX_BYTES, check_leftover, sidecar_path
 
 _LONGEST_NAME = 255  # bytes, where the file system does not say
@@ -110,6 +110,8 @@ def reserved(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrit
     check_outputs(new, inputs=inputs, overwrite=overwrite)
     with ExitStack() as stack:
         folders = {}
+        for parent in dict.fromkeys(output.path.absolute().parent for output in outputs):
+            stack.enter_context(_made(parent))
         for path in sorted({file.path for output in outputs for file in output.files()}):
             folders[path] = stack.enter_context(work_folder(path))
         check_outputs(new, inputs=inputs, overwrite=overwrite)  # another process may have written meanwhile
@@ -124,6 +126,32 @@ def reserved(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrit
         finally:
             last_look.reset(tokens[0])
             _judged.reset(tokens[1])
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder and those around it while the block runs; those that are still empty afterwards are removed.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+    made = []
+    try:
+        for place in reversed(missing):
+            place.mkdir(exist_ok=True)
+            made.append(place)
+    except OSError as error:
+        for place in reversed(made):
+            with suppress(OSError):
+                place.rmdir()
+        raise write_error(folder, error) from error
+    try:
+        yield
+    finally:
+        for place in reversed(made):
+            with suppress(OSError):  # what was written is in it
+                place.rmdir()
 
 
 def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrite: bool = False) -> None:
@@ -169,7 +197,9 @@ def _check_name(path: Path, kind: Kind) -> None:
     """Check that the name fits the kind and is valid on the file system."""
     if path.name in ("", "..") or (kind is not SIDECAR and kind_named(path, (kind,)) is None):
         raise name_error(path, (kind,))
-    parent = require_parent(path)
+    parent = next((x for x in path.absolute().parents if os.path.lexists(x)), Path("/"))
+    if not os.path.isdir(parent):  # noqa: PTH112 (`Path.is_dir` raises where a name is too long)
+        raise UsageError(f"Cannot write {path}.", why=f"{parent} is not a folder.", fix="Choose another path.")
     try:
         longest = os.pathconf(parent, "PC_NAME_MAX")
     except (AttributeError, OSError, ValueError):  # not on Windows

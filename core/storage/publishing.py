@@ -1,6 +1,6 @@
 """Publish files that belong together (model, weights, sidecar) at one moment, even if the process is killed.
 
-One rename is atomic, several are not. So finished files are gathered in a folder, and one rename of that folder beside
+One rename is atomic, several are not. So finished files are gathered in a folder, and one rename of that folder next to
 their places is the moment of change; then they move to their places, in an order that never leaves a model without its
 weights. What a killed process had not moved yet is moved by the next process that writes the same file, and by nothing
 else: reading changes nothing. A file's sidecar has the SHA-256 of the file, and a seal, the SHA-256 of its own entries:

@@ -1,20 +1,15 @@
-"""An exported model on disk: the file, large weights beside it, and the move to their places."""
+"""An exported model on disk: the file, large weights next to it, and the move to their places."""
 
 from __future__ import annotations
 
-import logging
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from ...core.documents.proof import GOLDEN_CHECK
-from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar, sidecar_path
-from ...core.error_texts import argument
-from ...core.errors import CheckFailed
-from ...core.machine.resident_memory import release_memory
+from ...core.documents.sidecar import Sidecar, sidecar_path
 from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ...core.nodes.attention import DOMAIN
 from ...core.storage.files import sha256
@@ -22,19 +17,9 @@ from ...core.storage.publishing import publish_together, sealed
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
 from ...onnx_graph.graph_values import outside_weights
-from ...runtime.parity.comparison import how_to_accept
-from ..checks.table import way_to_accept
-from ..lowering.quantize.weights import WEIGHT_KINDS
-from ..options import FileOptions
 from .serialize import write_model
 
-_log = logging.getLogger(__name__)
-
 _PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
-
-
-# What to do about a failed check.
-_REPORT = "Run again with -v for more, or report the model's configuration."
 
 
 def held_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
@@ -71,43 +56,6 @@ def save_model(model: ir.Model, path: Path, external_data_from: int, shared: str
 def prefill_output(step: Path) -> Path:
     """Return the path of a step file's chunk file: `model_step.onnx` → `model_step.prefill.onnx`."""
     return step.with_name(f"{step.stem}.prefill{step.suffix}")
-
-
-def demand(
-    records: Iterable[CheckRecord], options: FileOptions, precision: str, mapped: Path | None
-) -> list[CheckRecord]:
-    """Run checks one after the other, and return their records, that of golden outputs first.
-
-    The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one. `options` and
-    `precision`, an entry of `core.tolerance`, are those of the file, for the advice.
-
-    Raises:
-        CheckFailed: a check failed; the later ones are not run.
-    """
-    passed = []
-    for record in records:
-        release_memory(mapped)
-        _log.info("check %s: %s: %s", record.name, record.status, record.detail)
-        if record.status == "failed":
-            raise CheckFailed(
-                f"The exported file failed its check: {record.name}.",
-                why=record.detail,
-                fix=f"Nothing was written. {_advice(record, options, precision)}",
-            )
-        passed.append(record)
-    return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)
-
-
-def _advice(record: CheckRecord, options: FileOptions, precision: str) -> str:
-    """Say what to do about a failed check."""
-    accepted_by = way_to_accept(record.name)
-    if accepted_by:
-        return f"To accept this, add {argument(accepted_by, True)}."
-    if record.name != PARITY:
-        return _REPORT
-    kind = WEIGHT_KINDS.get(precision)
-    other = "" if kind is None else f"{kind.instead} "
-    return other + how_to_accept([record.figures], options.tolerance(precision))
 
 
 def drop_attention_functions(model: ir.Model) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,26 +14,28 @@ import onnx
 from numpy.typing import NDArray
 
 from ...core.at_work import temporary_folder
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
 from ...core.progress import timed_steps
-from ...core.tensors import SEQUENCE
+from ...core.tensors import SEQUENCE, TensorSpec
 from ...core.tolerance import tolerance_for
 from ...onnx_graph.library_errors import infer_shapes
 from ...onnx_graph.onnx_file import OnnxFile
+from ...onnx_graph.windows import windows_of_sidecar
 from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
-from ...runtime.parity.runner import Runner, SessionRunner
+from ...runtime.parity.runner import FileRunner, Runner, SessionRunner
 from ...runtime.session import check_inputs, find_model, load, read_model_sidecar
 from ..parity import check_signature, dynamic_axes, source_of_file
 from ..source.dynamic_axes import dynamic_specs, sizes_of
-from ..source.source_model import SourceModel
+from ..user_module.of_file import OwnReference, is_own_module, notes_on_weights, own_module
 from .boundaries import Boundary, GraphIndex, find_boundaries, first_column
 from .causes import likely_cause
 from .evidence import Evidence, Measured, measure
 from .marked import chosen_sizes, fix, onnx_file_of, open_marked
-from .reference import AttentionCall, Floats, Recording, record
+from .reference import AttentionCall, Floats, Recording, record, record_calls
 from .request import BisectReport, BisectRequest, Fault
 
 _log = logging.getLogger(__name__)
@@ -54,16 +58,19 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     file = OnnxFile.read(find_model(path))
     session = load(file, provider="cpu", plugin="none", verify=False)  # bisect must accept changed files
     candidate = SessionRunner(session, file, sidecar)
-    asked = ParityRequest(path, request.checkpoint, config=request.config, entry=request.entry)
-    source, notes = source_of_file(asked, candidate)
-    dtype, axes = candidate.dtype, dynamic_axes(candidate)
-    if axes:
-        source = source.resized(dynamic_length=SEQUENCE in axes)
-    specs = dynamic_specs(source, dtype, axes)
-    check_signature(candidate, source, specs)
-    sizes = chosen_sizes(source) if axes else {}
+    if candidate.sidecar is not None and candidate.sidecar.step is not None:
+        raise UsageError(
+            f"{path} is a step file, which bisect does not read.",
+            why="It computes a few tokens a call, and the model whole sequences.",
+            fix=f"Bisect the whole file of this checkpoint: export it without {argument('mode')}. "
+            "parity compares step files.",
+        )
+    own = request.factory is not None or is_own_module(candidate.sidecar)
+    subject, notes = (_own_subject if own else _checkpoint_subject)(request, path, candidate)
+    dtype, axes, specs = candidate.dtype, subject.axes, subject.specs
+    sizes = subject.sizes if axes else {}
     if request.inputs is None:
-        inputs: Arrays = random_inputs(specs, request.seed, token_limit=source.token_limit, sizes=sizes)
+        inputs: Arrays = random_inputs(specs, request.seed, token_limit=subject.token_limit, sizes=sizes)
     else:
         inputs = check_inputs(session.inputs, load_arrays(request.inputs))
     sizes = sizes_of(specs, inputs)
@@ -74,7 +81,7 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     if not document.graph.value_info:  # a file in standard operators omits shapes that inference finds
         document = infer_shapes(document, data_prop=True)
     fix(document.graph, sizes)
-    bisection = _Bisection(request, source, dtype, document, sizes.get(SEQUENCE, source.shapes.seq_len))
+    bisection = _Bisection(request, subject, dtype, document, sizes.get(SEQUENCE, subject.length))
     recording = bisection.record(inputs)
     boundaries = find_boundaries(bisection.index, recording)
     if not any(boundary.path for boundary in boundaries):
@@ -87,6 +94,78 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     return bisection.report(inputs, recording, boundaries, notes)
 
 
+@dataclass(frozen=True)
+class _Subject:
+    """The model that a file is compared with.
+
+    Args:
+        record: runs it in float64 on inputs.
+        specs: the inputs of the file.
+        axes: its dynamic axes.
+        sizes: what they are in the comparison.
+        length: of a sequence where it is fixed.
+        token_limit: size of the vocabulary; None where unknown.
+        geometry: the window, or the widest; None where it is not known.
+        layers: the windows of its attention calls, in order; empty where they are not known.
+    """
+
+    record: Callable[[Arrays], Recording]
+    specs: Sequence[TensorSpec]
+    axes: Sequence[str]
+    sizes: Mapping[str, int]
+    length: int
+    token_limit: int | None
+    geometry: WindowGeometry | None
+    layers: Sequence[WindowGeometry]
+
+
+def _checkpoint_subject(request: BisectRequest, path: Path, candidate: FileRunner) -> tuple[_Subject, list[str]]:
+    """Return the model of a checkpoint, and notes on how it was read."""
+    assert request.checkpoint is not None
+    asked = ParityRequest(path, request.checkpoint, config=request.config, entry=request.entry)
+    source, notes = source_of_file(asked, candidate)
+    axes = dynamic_axes(candidate)
+    if axes:
+        source = source.resized(dynamic_length=SEQUENCE in axes)
+    specs = dynamic_specs(source, candidate.dtype, axes)
+    check_signature(candidate, source, specs)
+    found = _Subject(
+        partial(record, source),
+        specs,
+        axes,
+        chosen_sizes(source),
+        source.shapes.seq_len,
+        source.token_limit,
+        source.geometry,
+        source.layers,
+    )
+    return found, notes
+
+
+def _own_subject(request: BisectRequest, path: Path, candidate: FileRunner) -> tuple[_Subject, list[str]]:
+    """Return the user's own module, and notes on how it was made."""
+    sidecar = candidate.sidecar
+    module, origin = own_module(
+        path, sidecar, request.factory, request.factory_args, request.checkpoint, request.entry, "bisect"
+    )
+    reference = OwnReference(module, candidate)
+    named = {size: x.shape[axis] for spec, x in zip(candidate.inputs, reference.example.values(), strict=True)
+             for axis, size in enumerate(spec.shape) if isinstance(size, str)}  # fmt: skip
+    windows = {view.geometry for view in windows_of_sidecar(sidecar)}
+    length = sidecar.seq_len if sidecar is not None else max(named.values(), default=1)
+    found = _Subject(
+        lambda inputs: record_calls(reference.running, lambda: reference.compute(dict(inputs))),
+        candidate.inputs,
+        list(named),
+        named,
+        length,
+        reference.token_limit,
+        windows.pop() if len(windows) == 1 else None,
+        [],
+    )
+    return found, [*notes_on_weights(path, sidecar, origin), *reference.notes]
+
+
 # How many times wider the absolute tolerance of intermediate values is than that of outputs.
 _ROUNDING_TAILS = {"fp16": 5.0, "bf16": 10.0}
 
@@ -95,9 +174,9 @@ class _Bisection:
     """One file compared with one model, at one length."""
 
     def __init__(
-        self, request: BisectRequest, source: SourceModel, dtype: str, document: onnx.ModelProto, length: int
+        self, request: BisectRequest, subject: _Subject, dtype: str, document: onnx.ModelProto, length: int
     ) -> None:
-        self.request, self.source, self.dtype, self.length = request, source, dtype, length
+        self.request, self.subject, self.dtype, self.length = request, subject, dtype, length
         self.document = document
         self.index = GraphIndex(document.graph)
         # A few intermediate values are rounded far worse than most, so only a larger error is attributed to a module.
@@ -107,7 +186,7 @@ class _Bisection:
 
     def record(self, inputs: Arrays) -> Recording:
         """Run the model in float64, with attention calls in the layout of the file's nodes."""
-        recording = record(self.source, inputs)
+        recording = self.subject.record(inputs)
         nodes = [node for node, _ in self.index.attention]
         if len(nodes) != len(recording.attention):
             return recording
@@ -177,13 +256,13 @@ class _Bisection:
         self, boundary: Boundary, recording: Recording
     ) -> tuple[AttentionCall | None, Mapping[str, Any], WindowGeometry | None]:
         """Find the attention call that this boundary belongs to, its node's attributes, and its layer's window."""
-        layers: Sequence[WindowGeometry | None] = self.source.layers
+        layers: Sequence[WindowGeometry | None] = self.subject.layers
         if len(layers) != len(recording.attention):
-            layers = [self.source.geometry] * len(recording.attention)
+            layers = [self.subject.geometry] * len(recording.attention)
         for (node, _), call, window in zip(self.index.attention, recording.attention, layers, strict=False):
             if boundary.value in (*node.input[:3], node.output[0]):
                 return call, _attributes(node), window
-        return None, {}, self.source.geometry
+        return None, {}, self.subject.geometry
 
     def _weights(self, module: str, recording: Recording) -> list[tuple[str, Floats, Floats]]:
         """Pair the module's own tensors with those in the file, by shape where that is unambiguous."""

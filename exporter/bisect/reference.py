@@ -6,7 +6,8 @@ round further; here that becomes float64, so that the recording has no relevant 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,15 +74,22 @@ def record(source: SourceModel, inputs: Mapping[str, NDArray[Any]]) -> Recording
         inputs: arrays by the file's names.
     """
     module = source.module("fp32").double()
-    calls: dict[str, list[ModuleCall]] = {}
     names = source.family.parameters
     arguments = {names.get(name, name): tensor for name, tensor in as_tensors(inputs, torch.float64).items()}
+    with InFloat64():
+        return record_calls(module, lambda: module(**arguments))
+
+
+def record_calls(module: nn.Module, run: Callable[[], object]) -> Recording:
+    """Record every call in a module while `run()` runs it."""
+    calls: dict[str, list[ModuleCall]] = {}
     watcher = _AttentionWatcher()
-    for path, part in module.named_modules():
-        if not isinstance(part, nn.Identity):
-            part.register_forward_hook(partial(_note, calls, path), with_kwargs=True)
-    with torch.no_grad(), InFloat64(), watcher:
-        module(**arguments)
+    with ExitStack() as hooks:
+        for path, part in module.named_modules():
+            if not isinstance(part, nn.Identity):
+                hooks.enter_context(part.register_forward_hook(partial(_note, calls, path), with_kwargs=True))
+        with torch.no_grad(), watcher:
+            run()
     return Recording(
         modules={path: found[0] for path, found in calls.items() if len(found) == 1},
         attention=watcher.calls,

@@ -16,7 +16,7 @@ class BisectRequest:
 
     Args:
         model: an exported file (.onnx), or an engine in the folder of the file it was built from.
-        checkpoint: its weights.
+        checkpoint: its weights; None for those that the function makes.
         config: configuration file; by default the sidecar's, else the one in the checkpoint's folder.
         seed: seed of the random inputs.
         inputs: an .npz of inputs to use instead of random ones.
@@ -24,11 +24,13 @@ class BisectRequest:
         rtol: relative tolerance instead of the dtype's.
         provider: where to run the file.
         plugin: the plugin library that an engine was built with, as `runtime.session.load` takes it.
+        factory: the function that makes the user's own module; by default the one of the export.
+        factory_args: its arguments, JSON; by default those of the export.
         entry: the set of weights to compare with, where the checkpoint holds several; by default the sidecar's.
     """
 
     model: Path
-    checkpoint: Path
+    checkpoint: Path | None
     config: Path | None = None
     seed: int = 0
     inputs: Path | None = None
@@ -37,6 +39,8 @@ class BisectRequest:
     provider: str = "auto"
     plugin: str = "auto"
     entry: str | None = None
+    factory: str | None = None
+    factory_args: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Fault:
         }
 
 
-@dataclass
+@dataclass(repr=False)
 class BisectReport:
     """The result of a bisection.
 
@@ -92,6 +96,11 @@ class BisectReport:
     def __bool__(self) -> bool:
         """Return `passed`."""
         return self.passed
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line."""
+        verdict = "all agree" if self.fault is None else f"{self.fault.module or 'the model'} differs"
+        return f"<BisectReport: {len(self.rows)} module boundaries, {verdict}>"
 
     @property
     def largest(self) -> Measured:

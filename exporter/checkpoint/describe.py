@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 from ...core.error_texts import shown
 from ...core.errors import UsageError
 from ...core.storage.wrong_file import check_exists
-from ..models.registry import CLASSES, find_folder
+from ..models.registry import CLASSES, find_folder, parts_of
 from .config import load_config
 from .folders import is_index
-from .hidden_arguments import config_template, template_path
+from .hidden_arguments import config_template, placeholders, template_path
 from .infer_config import Gathered, Resolved, gather, infer_config
 from .load import LoadedCheckpoint, find_config, load_state, with_tied
 from .open_checkpoint import OpenedCheckpoint, open_checkpoint
@@ -48,7 +49,9 @@ def describe_checkpoint(path: Path, config: Path | None = None, entry: str | Non
         description |= _gathered(known, description["given"])
         resolved = infer_config(known)
     except UsageError as error:
-        return {**description, "needed": str(error)}
+        inside = layers_inside(loaded) if description["class"] is None else []
+        needed = _how_to_export(path, inside) if inside else str(error)
+        return {**description, "layers": inside, "needed": needed}
     arguments = resolved.args.model_dump(mode="json")
     inferred = {name: {"value": arguments[name], "from": how} for name, how in resolved.inferred.items()}
     return {
@@ -94,7 +97,55 @@ def _of_tensors(loaded: LoadedCheckpoint, size: int) -> dict[str, Any]:
         "unused": [],
         "template": None,
         "save_as": "",
+        "layers": [],
     }
+
+
+_MOST_LAYERS = 64
+
+
+def layers_inside(loaded: LoadedCheckpoint) -> list[dict[str, Any]]:
+    """List the layers of supported classes inside a larger model: path, class, what the weights show and what not.
+
+    Lists of layers that look alike are whole; at most 64 are looked at.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in loaded.state.items()}
+    found = []
+    for prefix in parts_of(shapes)[:_MOST_LAYERS]:
+        inner = {
+            name.removeprefix(f"{prefix}."): x for name, x in loaded.state.items() if name.startswith(f"{prefix}.")
+        }
+        try:
+            known = gather(inner)
+        except UsageError:  # it looks like such a layer, and is none
+            continue
+        inferred = {name: x.value for name, x in known.findings.items()}
+        template = config_template(known.entry, known.given, inferred, known.hyper_connections)
+        missing = [name for name in placeholders(template) if name not in ("class", "hyper_connections")]
+        found.append({"path": prefix, "class": known.entry.name, "inferred": inferred, "not_in_weights": missing})
+    return found
+
+
+def _how_to_export(path: Path, layers: list[dict[str, Any]]) -> str:
+    """Say which layers were found in a larger model, and how the whole is exported."""
+    lines = []
+    for layer in layers[:4]:
+        sizes = ", ".join(f"{name} {shown(layer['inferred'][name])}" for name in _SHOWN if name in layer["inferred"])
+        lines.append(f"{layer['path']} looks like a {layer['class']}{f' ({sizes})' if sizes else ''}.")
+    if len(layers) > 4:
+        lines[-1] += f" And {len(layers) - 4} more layers."
+    missing = ", ".join(dict.fromkeys(name for layer in layers for name in layer["not_in_weights"]))
+    lines.append(f"Weights do not show the rest of the model{f', nor {missing}' if missing else ''}.")
+    width = next((layer["inferred"]["dim"] for layer in layers if "dim" in layer["inferred"]), "WIDTH")
+    lines.append(
+        "Export the whole with a function that makes it: localattn export --factory FILE.py:FUNCTION "
+        f"--weights {shlex.quote(str(path))} --input 'NAME:float32:[1,128,{width}]' -o model.onnx"
+    )
+    return "\n".join(lines)
+
+
+# Sizes of a layer that are shown in one line.
+_SHOWN = ("dim", "heads", "dim_head", "inner_dim", "depth", "num_tokens")
 
 
 def _size(path: Path) -> int:

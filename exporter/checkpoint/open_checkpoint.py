@@ -109,6 +109,10 @@ class OpenedCheckpoint:
         return upstream_module(resolved.class_name, resolved.args, resolved.state)
 
 
+# Files of weights in Hugging Face folders.
+_OF_FOLDERS = (".safetensors", ".bin")
+
+
 def open_checkpoint(
     path: Path,
     config: str | Path | None = None,
@@ -152,6 +156,12 @@ def open_checkpoint(
     if task is not None:
         raise UsageError(
             f"{argument('task')} does not apply to {path}.", why="It applies to Hugging Face folders only."
+        )
+    if config is None and known is None and path.suffix in _OF_FOLDERS and find_folder(path.parent) is not None:
+        raise UsageError(
+            f"{path} is a part of the Hugging Face folder {path.parent}.",
+            why="Its configuration and its tokenizer are files of that folder.",
+            fix=f"Give the folder: {path.parent}.",
         )
     loaded = with_tied(load_state(path, entry=entry))
     overrides = {}

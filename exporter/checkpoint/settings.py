@@ -161,6 +161,37 @@ def read_settings(tables: Mapping[str, Any], entry: ClassEntry) -> Settings:
     return Settings(used, unused)
 
 
+def differing(tables: Mapping[str, Any], given: Mapping[str, Any]) -> list[Setting]:
+    """Return the settings that differ from the arguments of a call, at most one for each argument.
+
+    Names count as equal with a prefix such as `attn_` and without. An argument whose value is among its settings does
+    not differ.
+
+    Args:
+        tables: the checkpoint's settings, as `settings_tables` returns them.
+        given: the arguments, defaults included.
+    """
+    plain = {_without_prefix(name): name for name in given}
+    found: dict[str, list[Setting]] = {}
+    for path, leaf, value in _leaves(tables):
+        name = leaf.replace("-", "_")
+        argument = name if name in given else plain.get(_without_prefix(name))
+        if argument is None or value is None or _foreign_part(path) is not None:
+            continue
+        found.setdefault(argument, []).append(Setting(argument, value, ".".join((*path, leaf)), name == argument))
+    return [
+        next((x for x in settings if x.exact), settings[0])
+        for name, settings in found.items()
+        if not any(same_value(x.value, given[name]) for x in settings)
+    ]
+
+
+def _without_prefix(name: str) -> str:
+    while match := _PREFIXES.match(name):
+        name = name[match.end() :]
+    return name
+
+
 def _chosen(name: str, settings: Sequence[Setting]) -> tuple[list[Setting], list[Setting]]:
     """Split an argument's settings into those that are used, which all have one value, and the others.
 

@@ -60,7 +60,7 @@ class Unwrapped:
 
     Args:
         state: the tensors, under the model's own names.
-        settings: the entries beside them that hold training settings.
+        settings: the entries next to them that hold training settings.
         others: every other set of weights that the file holds.
         entry: the entry that was read; "" for the file itself.
     """
@@ -74,7 +74,7 @@ class Unwrapped:
 def unwrap(
     loaded: object, path: Path, notes: list[str], roots: Collection[str] | None = None, entry: str | None = None
 ) -> Unwrapped:
-    """Find the state dict inside a file's contents, and the entries beside it that hold training settings.
+    """Find the state dict inside a file's contents, and the entries next to it that hold training settings.
 
     Args:
         loaded: what the file holds.

@@ -1,6 +1,6 @@
 """Give checks access to a written file before it is published.
 
-Each kind of export (`checkpoint`, `steps`, `module`, `convert`) has one subclass beside its pipeline, which says how
+Each kind of export (`checkpoint`, `steps`, `module`, `convert`) has one subclass next to its pipeline, which says how
 that kind answers the checks that depend on the model's origin.
 """
 

@@ -11,7 +11,7 @@ from ...core.tensors import TensorSpec
 from ...runtime.backends.onnxruntime.session import open_file
 from ...runtime.inputs.arrays import random_inputs
 from ...runtime.parity.inputs import InputSet
-from ...runtime.parity.overflow import beyond_fp16, range_record, refuse_overflow
+from ...runtime.parity.overflow import range_record, refuse_overflow, unproven
 from ...runtime.session import Arrays, Session
 from ...runtime.text_inputs.rows import Row, arrays_of_rows, fill, rows_of_use, token_names
 from ...runtime.text_inputs.tally import Tally
@@ -44,6 +44,7 @@ class Judged:
         precision: its entry of `core.tolerance`.
         tokens: where its tokens come from; None for inputs of floats.
         others: sessions of files that run with it, judged in the same way.
+        halves: whether the file is in fp16.
     """
 
     session: Session
@@ -51,6 +52,7 @@ class Judged:
     precision: str
     tokens: Tokens | None = None
     others: Sequence[Session] = ()
+    halves: bool = False
     _tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class Judged:
         if dtype == "fp16":
             session.rest()
             session = open_file(path, provider="cpu", plugin="none", lean=True, halves="rounded")
-        return cls(session, path, precision, tokens)
+        return cls(session, path, precision, tokens, halves=dtype == "fp16")
 
     @property
     def takes_random(self) -> bool:
@@ -108,27 +110,18 @@ class Judged:
         """Describe in words the inputs of the checks."""
         return self._tally.describe()
 
-    def refuse_overflow(self, inputs: str, arrays: Arrays | None = None) -> None:
-        """Refuse the file where its fp16 overflowed in the runs so far.
+    def refuse_overflow(self, inputs: str) -> None:
+        """Refuse the file where its fp16 overflowed in the runs so far, and an output changed by it.
 
         Args:
             inputs: the name of those that it was run on last.
-            arrays: the same, of a file of whole sequences.
 
         Raises:
-            CheckFailed: a value is beyond fp16.
+            CheckFailed: an output did.
         """
-        sessions = [self.session, *self.others]
-        if not beyond_fp16(sessions):
-            return
-        measured = []
-        if arrays is not None:  # without rounding, no NaN hides other values that are too large
-            self.session.rest()
-            watching = open_file(self.path, provider="cpu", plugin="none", lean=True, halves="watched")
-            watching.run(arrays)
-            measured = beyond_fp16([watching])
-        refuse_overflow(sessions, self.path, inputs, measured)
+        refuse_overflow([self.session, *self.others], self.path, inputs)
 
     def range_record(self) -> CheckRecord | None:
-        """Return the record of fp16's range; None if it was not watched."""
-        return range_record([self.session, *self.others], self.describe())
+        """Return the record of fp16's range; None if the file is not in fp16."""
+        record = range_record([self.session, *self.others], self.describe())
+        return unproven("no value of the file is computed in fp16") if record is None and self.halves else record

@@ -63,15 +63,16 @@ def check_parity(
     sets = list(_static_sets(judged, source, specs, seeds, few=few))
     for inputs in sets:
         outputs, expected, comparisons = compare(candidate, reference, inputs.arrays, tolerance)
-        judged.refuse_overflow(inputs.name, inputs.arrays)
+        judged.refuse_overflow(inputs.name)
         judged.count(inputs, specs)
+        if first_run is not None and not first_run and not judged.session.watched:
+            first_run.update(inputs=inputs.arrays, outputs=outputs)
+        del outputs  # before others are made: logits of a large vocabulary are large
         if meter is not None:
             missed = not all(comparison.passed for comparison in comparisons)
             meter.take(reference, inputs.arrays, expected, missed=missed)
         sample = reference.sample(inputs.arrays)
-        if first_run is not None and not first_run and not judged.session.watched:
-            first_run.update(inputs=inputs.arrays, outputs=outputs)
-        del outputs, expected  # before the next ones are made: logits of a large vocabulary are large
+        del expected
         found += [(inputs.name, comparison) for comparison in comparisons]
     windows = source.shapes.seq_len / source.window_size
     detail = f"{judged.describe()}, {windows:.3g} windows"
@@ -165,7 +166,7 @@ def check_input_sets(
             raise CheckFailed(
                 f"The file refuses inputs that the module accepts: {inputs.name}.", why=error.what
             ) from error
-        judged.refuse_overflow(inputs.name, inputs.arrays)
+        judged.refuse_overflow(inputs.name)
         judged.count(inputs, reference.inputs or judged.session.inputs)
         found += [(inputs.name, comparison) for comparison in comparisons]
         alone |= {inputs.name} if inputs.alone else set()
@@ -175,7 +176,8 @@ def check_input_sets(
         del expected  # before the next one is made: logits of a large vocabulary are large
     if not found:
         return not_proven("no inputs were compared")
-    detail = f"{judged.describe()}, in {len(ran)} sets of inputs, worst at {worst_of(found, tolerance)[0]}"
+    several = f"{len(ran)} set{'s' * (len(ran) != 1)} of inputs"
+    detail = f"{judged.describe()}, in {several}, worst at {worst_of(found, tolerance)[0]}"
     record = parity_record(found, reference, tolerance, detail, meter, alone, trials=len(ran), refused=len(refused))
     detail, status = record.detail, record.status
     if refused:

@@ -61,7 +61,7 @@ class RequestJob(Job[ExportReport]):
         opened: the checkpoint.
         golden: the golden outputs to compare with, if there are any.
         rounding: how its weights are rounded, if they are.
-        accompanying_files: the files of its folder that are copied beside the file.
+        accompanying_files: the files of its folder that are copied next to the file.
     """
 
     opened: OpenedCheckpoint
@@ -192,7 +192,7 @@ def check_precision(request: ExportRequest) -> None:
 
 
 def files_to_copy(request: ExportRequest, source: SourceModel) -> list[Path]:
-    """Return the files of a model's folder that will be copied beside its file.
+    """Return the files of a model's folder that will be copied next to its file.
 
     Raises:
         UsageError: another file of one of these names lies there.

@@ -18,8 +18,10 @@ from torch import nn
 from ...core.documents.sidecar import CheckRecord, Sidecar
 from ...core.errors import UsageError
 from ...core.storage.file_kinds import ONNX
+from ...core.storage.module_places import remember
 from ...core.storage.outputs import Output, check_outputs
 from ...core.tensors import BATCH, POSITION_IDS, SEQUENCE
+from ...onnx_graph.precision.half_to_fp32 import has_fp16
 from ...runtime.parity.golden import Golden
 from ...runtime.parity.runner import SessionRunner
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
@@ -31,8 +33,8 @@ from ..checks.parity import check_input_sets
 from ..checks.sweep import check_joined_rows
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes
 from ..export_report import ExportReport
-from ..lowering import functions, trace
-from ..options import ExportRequest, FileOptions, ModuleOptions, ShapeRequest, common
+from ..lowering import trace
+from ..options import ExportRequest, FileOptions, ModuleOptions, PrecisionOptions, ShapeRequest, common
 from ..pipeline import Job, Part, Progress, run
 from ..user_module.adapters import refuse_adapters
 from ..user_module.inputs import ModuleInput
@@ -43,7 +45,7 @@ from ..user_module.replace import ReplacedLayer, ReplacementReport
 from .checkpoint import CheckpointJob, open_request
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModuleExportReport(ExportReport):
     """The result of exporting a module.
 
@@ -102,6 +104,10 @@ class ModuleJob(Job[ModuleExportReport]):
         self.options = options
         self._given, self._output = (module, inputs, options, origin), output
 
+    @property
+    def precision(self) -> str:
+        return self._given[2].precision
+
     def outputs(self) -> list[Output]:
         return [Output(self._output, ONNX)]
 
@@ -116,7 +122,6 @@ class ModuleJob(Job[ModuleExportReport]):
     def trace(self, progress: Progress) -> list[Part]:
         progress("Tracing the module")
         model = self.opened.trace(self.opened.replacement.module)
-        functions.attach_functions(model)
         return [Part(self._output, model, list(trace.attention_nodes(model)))]
 
     def checked(self, part: Part, progress: Progress) -> ModuleFile:
@@ -125,12 +130,18 @@ class ModuleJob(Job[ModuleExportReport]):
     def sidecar_entries(self, part: Part) -> dict[str, Any]:
         return self.opened.model_entries()
 
+    def published(self, folder: Path) -> None:
+        origin = self.opened.origin
+        if origin.code is not None:
+            note = {"code": str(origin.code), "factory": origin.factory, "folder": str(Path.cwd())}
+            remember(origin.code_sha256, origin.name, origin.kwargs, note)
+
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ModuleExportReport:
         ((part, sidecar),) = parts
         assert sidecar is not None
         opened = self.opened
         return ModuleExportReport(
-            part.path, sidecar, opened.notes, doubts=opened.origin.warnings, replacement=opened.replacement
+            part.path, sidecar, opened.notes, doubts=tuple(opened.warnings), replacement=opened.replacement
         )
 
 
@@ -154,8 +165,9 @@ def _live_request(
     return ExportRequest(
         checkpoint=checkpoint.loaded.path,
         output=output,
-        shapes=ShapeRequest(options.max_seq_len or length, batch, position_ids=positions),
+        shapes=ShapeRequest(options.max_seq_len or options.seq_len or length, batch, position_ids=positions),
         **common(FileOptions, options),
+        **common(PrecisionOptions, options),
     )
 
 
@@ -188,23 +200,34 @@ class ModuleFile(SequenceFile):
     def __init__(self, part: Part, opened: OpenedModule, golden: Golden | None, progress: Progress) -> None:
         super().__init__(part.staged, opened.options, progress, part.lowered.nodes)
         self._opened, self._form, self.golden = opened, part.lowered, golden
+        self._range: CheckRecord | None = None
 
     def golden_outputs(self, golden: Golden) -> CheckRecord:
-        return check_golden(SessionRunner(self.session), golden, self.options.tolerance, "fp32")
+        options = self._opened.options
+        return check_golden(SessionRunner(self.session), golden, options.tolerance, options.precision)
 
     def parity(self) -> CheckRecord:
-        sets = islice(self._opened.input_sets(), 1 if self.options.quick else None)
-        return check_input_sets(
-            Judged(self.session, self.path, "fp32"), self._opened.reference, sets, self.options.tolerance("fp32")
-        )
+        opened, options = self._opened, self._opened.options
+        # A module may compute in fp16 in parts, or have weights in it.
+        dtype = "fp16" if has_fp16(self.model) else options.dtype
+        judged = Judged.open(self.path, self.session, dtype, options.precision, opened.tokens)
+        tolerance = options.tolerance(options.precision)
+        sets = islice(opened.input_sets(judged), 1 if options.quick else None)
+        record = check_input_sets(judged, opened.reference, sets, tolerance, opened.baseline_meter(tolerance))
+        self._range = judged.range_record()
+        self.session.wake()
+        return record
+
+    def halves(self) -> CheckRecord | None:
+        return self._range
 
     def rows(self) -> CheckRecord:
-        opened, dynamic = self._opened, self._opened.options.dynamic
+        opened, options = self._opened, self._opened.options
         lengths = [length := opened.sizes.get(SEQUENCE, 1)]
-        if SEQUENCE in dynamic and not self.options.quick:
+        if SEQUENCE in options.dynamic and not options.quick:
             window = max((geometry.window_size for geometry in opened.replacement.windows), default=1)
             lengths += [n for n in [max(1, length // 2 // window) * window] if n < length]
-        return check_joined_rows(self.session, self.model, "fp32", opened.draw, opened.sizes, lengths)
+        return check_joined_rows(self.session, self.model, options.dtype, opened.draw_typed, opened.sizes, lengths)
 
     def window(self) -> CheckRecord:
         return check_layer_windows(self.nodes, self._opened.absent(self._form))

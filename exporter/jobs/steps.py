@@ -1,6 +1,6 @@
 """Export a checkpoint as files that run it a few tokens at a time.
 
-A step file takes one token per call. The prefill file beside it takes chunks of a prompt and returns the same caches;
+A step file takes one token per call. The prefill file next to it takes chunks of a prompt and returns the same caches;
 both refer to one file of weights.
 """
 
@@ -44,7 +44,7 @@ DEFAULT_CHUNK = 64
 
 
 class StepsJob(RequestJob):
-    """The export of a step file with the prefill file beside it, or of a prefill file alone.
+    """The export of a step file with the prefill file next to it, or of a prefill file alone.
 
     Args:
         request: what to export, with `mode` "step" or "prefill". Of its shapes `seq_len` is not used. `chunk` 1 with
@@ -104,9 +104,9 @@ class StepsJob(RequestJob):
 
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ExportReport:
         main, *others = [(part.path, sidecar) for part, sidecar in parts if sidecar is not None]
-        beside = next((ExportReport(path, sidecar, []) for path, sidecar in others), None)
+        prefill = next((ExportReport(path, sidecar, []) for path, sidecar in others), None)
         doubts = tuple(self.opened.warnings)
-        return ExportReport(*main, self.notes(), prefill=beside, copied=self.copied, doubts=doubts)
+        return ExportReport(*main, self.notes(), prefill=prefill, copied=self.copied, doubts=doubts)
 
 
 def open_steps(request: ExportRequest) -> tuple[OpenedCheckpoint, dict[Path, StepSource]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
 
 import onnx_ir as ir
 import torch
@@ -191,9 +195,29 @@ def _export_failed(error: Exception) -> ExportFailed:
         why = " ".join(filter(None, (inner.what, inner.why)))
     else:
         last = next((cause for cause in reversed(causes) if str(cause).strip()), error)
+        line = next((found for cause in reversed(causes) if (found := _users_line(cause))), "")
+        if line and any(type(cause).__name__.startswith("GuardOnDataDependent") for cause in causes):
+            return ExportFailed(
+                "The module's code depends on the numbers in its inputs.",
+                why=f"{line}: a file has one way of computing, whatever the numbers are.",
+                fix="Choose between values with torch.where; for what always holds, say torch._check(condition).",
+            )
         why = ": ".join((type(last).__name__, *str(last).strip().splitlines()[:1]))
+        why = f"{line}: {why}" if line else why
     fix = next((fix for name, fix in _WAYS_OUT.items() if name in why), "Run again with -v for the whole message.")
     return ExportFailed("PyTorch could not export the model.", why=why, fix=fix)
+
+
+def _users_line(error: BaseException) -> str:
+    """Return the last line of the user's own code that an error went through: file, number and text; "" if none did."""
+    apart = [Path(torch.__file__).parent, Path(__file__).parents[2], *map(Path, (sysconfig.get_path("stdlib"),))]
+    apart += [Path(path) for path in map(sysconfig.get_path, ("purelib", "platlib")) if path]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        own = path.is_absolute() and not any(folder in path.parents for folder in apart)
+        if own and "site-packages" not in path.parts:
+            return f"{path.name}:{frame.lineno}, `{(frame.line or '').strip()[:100]}`"
+    return ""
 
 
 class _Entry(torch.nn.Module):
@@ -238,7 +262,8 @@ class _StepEntry(_Entry):
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the exporter's own messages from the user's terminal."""
-    with quiet_loggers(_CHATTY), warnings.catch_warnings():
+    # PyTorch prints the graph so far where tracing fails: hundreds of lines.
+    with quiet_loggers(_CHATTY), warnings.catch_warnings(), redirect_stdout(StringIO()):
         warnings.simplefilter("ignore")
         yield
 

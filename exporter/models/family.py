@@ -1,6 +1,6 @@
 """Define a family of models: an abstract class that says how its models are described, exported and compared.
 
-A family is a folder beside this file and a row of `registry.py`. Each folder has the same files: `arguments.py`,
+A family is a folder next to this file and a row of `registry.py`. Each folder has the same files: `arguments.py`,
 `module.py`, `step_module.py`, `reference.py`, `infer.py` if it takes more than a few lines to read arguments off
 weights, `adapter.py` if upstream's live layers can be replaced, and `family.py` with a subclass of `Family`. Nothing
 outside a family's folder looks at its arguments' type.
@@ -86,7 +86,7 @@ class UpstreamClass:
     Args:
         name: `package.Class`, as written in a config.
         unsupported: arguments that cannot be given, each with the reason.
-        why_not_run: why the package's own class is not run beside a file; "" if it is.
+        why_not_run: why the package's own class is not compared with a file; "" if it is.
     """
 
     name: str

@@ -101,6 +101,11 @@ def detect_family(shapes: TensorShapes) -> StateDictFamily[Any]:
     )
 
 
+def parts_of(shapes: TensorShapes) -> list[str]:
+    """List the prefixes of names below which the weights of a supported class lie, the shortest first."""
+    return _parts(shapes, [family for family in FAMILIES if isinstance(family, StateDictFamily)])
+
+
 def _parts(shapes: TensorShapes, families: Sequence[StateDictFamily[Any]]) -> list[str]:
     """List the prefixes of names below which a supported model's weights lie, the shortest first."""
     found: list[str] = []

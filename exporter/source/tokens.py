@@ -18,7 +18,7 @@ _MOST_BYTES = 16 << 20
 def tokens_of(checkpoint: Path, source: SourceModel, part: Part = "judgement") -> Tokens | None:
     """Return where the tokens of a checkpoint come from; None where it takes none.
 
-    A tokenizer may lie in the folder, or beside the file.
+    A tokenizer may lie in the folder, or next to the file.
 
     Args:
         checkpoint: the file or folder; of a live model a name without any.

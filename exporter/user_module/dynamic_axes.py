@@ -93,7 +93,8 @@ def _named(module: nn.Module, inputs: Sequence[ModuleInput], by_name: bool, size
     return f"Name the axes as they are, for instance {as_option(first)}, {other}."
 
 
-def as_option(x: ModuleInput) -> str:
-    """Write an input with the names of its axes, in the form of `--input`."""
-    axes = (f"{name}={size}" if name else str(size) for size, name in zip(x.shape, x.axes, strict=True))
+def as_option(x: ModuleInput, second: str = "") -> str:
+    """Write an input with the names of its axes, in the form of `--input`; `second` names its second axis."""
+    names = [second if place == 1 and second else name for place, name in enumerate(x.axes)]
+    axes = (f"{name}={size}" if name else str(size) for size, name in zip(x.shape, names, strict=True))
     return f'--input "{x.name}:{x.dtype}:[{",".join(axes)}]"'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,13 +21,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.error_texts import argument, first_line, named_line
+from ...core.error_texts import argument, close_match, first_line, named_line, shown
 from ...core.errors import UsageError
 from ...core.storage.files import sha256
 from ...core.storage.reading import check_plain
 from ...core.storage.unchanged import unchanged
 from ..checkpoint.documents import read_json
 from ..checkpoint.load import LoadedCheckpoint, load_state, read_state
+from ..checkpoint.settings import differing
 from ..checkpoint.weight_sets import as_table, at_entry
 from ..models.inference import INV_FREQ, bounded
 from .origin import Origin
@@ -41,6 +43,7 @@ def module_from_factory(
     *,
     allow_pickle: bool = False,
     entry: str | None = None,
+    folder: Path | None = None,
 ) -> tuple[nn.Module, Origin]:
     """Call the function and load the weights.
 
@@ -50,6 +53,7 @@ def module_from_factory(
         weights: a checkpoint; None keeps the weights that the function made.
         allow_pickle: whether the checkpoint may hold pickled objects, whose code is then run.
         entry: the set of weights to load, where the checkpoint holds several; None chooses.
+        folder: where packages are looked for first; None for the current folder.
 
     Raises:
         UsageError: the function is not found, does not make a module, or the weights do not fit it.
@@ -57,23 +61,62 @@ def module_from_factory(
     kwargs = _arguments(args)
     if entry is not None and weights is None:
         raise UsageError(f"{argument('entry')} goes with {argument('weights')}.", why="No checkpoint is read.")
-    function = _load_function(reference)
+    function = _load_function(reference, folder)
     with _as_users_fault(f"{reference} failed."):
-        module = function(**kwargs)
+        module = function if isinstance(function, nn.Module) and not kwargs else function(**kwargs)
     if not isinstance(module, nn.Module):
         raise UsageError(
             f"{reference} returned a {type(module).__name__}.",
             why="It has to return a torch.nn.Module.",
             fix="Return the model itself, without its weights or optimizer.",
         )
+    code = _code_of(reference, function)
     if weights is None:
-        note = "no weights are given: the file has the weights the function made"
-        return module, Origin(reference, kwargs, notes=(note,))
+        warning = f"no weights are given: the file has those that {reference} made. Give trained ones with "
+        return module, Origin(reference, kwargs, warnings=(f"{warning}{argument('weights')}",), **code)
     files = [] if weights.is_dir() else [weights]
     with unchanged(files):
         loaded = _load_weights(module, weights, allow_pickle, entry)
-    notes, warnings = tuple(loaded.notes), tuple(loaded.warnings)
-    return module, Origin(reference, kwargs, weights.name, loaded.sha256, notes, warnings, entry)
+    notes = tuple(loaded.notes)
+    warnings = (*loaded.warnings, *_other_arguments(loaded, reference, function, kwargs, weights))
+    beside = weights if weights.is_dir() else weights.parent
+    return module, Origin(reference, kwargs, weights.name, loaded.sha256, notes, warnings, entry, (beside,), **code)
+
+
+_PLAIN = (bool, int, float, str, list, tuple)
+
+
+def _other_arguments(
+    loaded: LoadedCheckpoint, reference: str, function: Callable[..., Any], kwargs: Mapping[str, Any], weights: Path
+) -> list[str]:
+    """Return a warning for each argument, given or by default, that the checkpoint says otherwise."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function of C
+        return []
+    defaults = {x.name: x.default for x in parameters if x.default is not inspect.Parameter.empty}
+    called = {name: value for name, value in (defaults | dict(kwargs)).items() if isinstance(value, _PLAIN)}
+    return [
+        f"{reference} is called with {x.name} {shown(called[x.name])}, and {weights.name} was trained with "
+        f"{shown(x.value)} by its {x.source}; set it with {argument('factory_args')}"
+        for x in differing(loaded.settings, called)
+        if isinstance(x.value, _PLAIN)
+    ]
+
+
+def _code_of(reference: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the file that defines a function, its digest, and the function's name from any folder."""
+    place, _, name = reference.rpartition(":")
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    path = place if place.endswith(".py") else getattr(module, "__file__", None)
+    if path is None or not Path(path).is_file():
+        return {}
+    code = Path(path).resolve()
+    return {
+        "code": code,
+        "code_sha256": sha256(code),
+        "factory": f"{code}:{name}" if place.endswith(".py") else reference,
+    }
 
 
 def module_from_pickle(path: Path, entry: str | None = None) -> tuple[nn.Module, Origin]:
@@ -132,11 +175,11 @@ def _arguments(args: str | Mapping[str, Any] | None) -> dict[str, Any]:
     return read
 
 
-def _load_function(reference: str) -> Callable[..., Any]:
+def _load_function(reference: str, folder: Path | None = None) -> Callable[..., Any]:
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise UsageError(f"{argument('factory')} {reference!r} names no function.", why=_HOW)
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place, folder)
     function: Any = module
     for part in name.split("."):
         if not hasattr(function, part):
@@ -149,8 +192,8 @@ def _load_function(reference: str) -> Callable[..., Any]:
     return result
 
 
-def _from_package(name: str) -> ModuleType:
-    folder = _importable(Path.cwd())
+def _from_package(name: str, folder: Path | None = None) -> ModuleType:
+    folder = _importable(Path.cwd() if folder is None else folder)
     with _as_users_fault(f"Importing {name} failed."):
         try:
             return importlib.import_module(name)
@@ -164,7 +207,8 @@ def _from_package(name: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     check_plain(path)
     if not path.is_file():
-        raise UsageError(f"There is no file {path}.", fix=_HOW)
+        near = close_match(path.name, [x.name for x in path.parent.glob("*.py")]) if path.parent.is_dir() else ""
+        raise UsageError(f"There is no file {path}.", why=near, fix=_HOW)
     _importable(path.resolve().parent)
     name = path.stem if path.stem not in sys.modules else f"localattn_factory_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -224,7 +268,7 @@ def _load_weights(module: nn.Module, path: Path, allow_pickle: bool, entry: str 
         if names:
             tied = [name for name in names if name in loaded.tied]
             raise UsageError(
-                f"{path} {verb} {len(names)} tensors: {bounded(names)}.",
+                f"{path} {verb} {len(names)} tensor{'s' * (len(names) != 1)}: {bounded(names)}.",
                 why=f"When it was saved, {tied[0]} was the same tensor as {loaded.tied[tied[0]]}; in the "
                 f"{type(module).__name__} that the function made the two are separate."
                 if tied and verb == "lacks"

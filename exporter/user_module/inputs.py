@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -167,17 +168,20 @@ def bind(module: nn.Module, names: Sequence[str]) -> bool:
     kinds = {parameter.kind for parameter in parameters.values()}
     named = [n for n in names if n in parameters and parameters[n].kind is not inspect.Parameter.POSITIONAL_ONLY]
     by_name = len(named) == len(names) or inspect.Parameter.VAR_KEYWORD in kinds
+    near = {n: found for n in names if n not in parameters and (found := get_close_matches(n, parameters, 1, 0.7))}
     try:
         if by_name:
             signature.bind(**dict.fromkeys(names))
         else:
             signature.bind(*names)
+        if not by_name and near:
+            raise TypeError(" ".join(f"did you mean {found[0]} for {n}?" for n, found in near.items()))
         if not by_name and named:
             raise TypeError(f"{', '.join(n for n in names if n not in named)} is no argument of it")
     except TypeError as error:
         raise UsageError(
             f"{type(module).__name__} does not take the inputs {', '.join(names)}.",
-            why=f"Its forward takes ({', '.join(parameters)}): {error}.",
+            why=f"Its forward takes ({', '.join(parameters)}): {str(error).rstrip('?.')}{'?' if near else '.'}",
             fix="Name the inputs as forward does.",
         ) from error
     return by_name

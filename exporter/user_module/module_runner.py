@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import GetAttrKey, MappingKey, SequenceKey, tree_flatten_with_path
@@ -17,6 +18,7 @@ from ...core.error_texts import named_line
 from ...core.errors import UsageError
 from ...runtime.parity.runner import Runner
 from ...runtime.session import Arrays
+from ..models.family import TORCH_DTYPE
 from .inputs import call
 from .observe import working_copy
 
@@ -119,6 +121,29 @@ class ModuleRunner(Runner):
                     fix="Turn off what is random in it.",
                 )
         return first
+
+
+class AutocastRunner(Runner):
+    """A runner of the untouched module under `torch.autocast`, which shows its own error in half precision.
+
+    Args:
+        module: an unchanged copy of the user's module, in fp32.
+        by_name: whether inputs are passed by name.
+        dtype: "fp32", "fp16" or "bf16".
+    """
+
+    def __init__(self, module: nn.Module, by_name: bool, dtype: str) -> None:
+        self.name = f"the untouched module in {dtype}"
+        self._module, self._by_name, self._dtype = module, by_name, dtype
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Compute the outputs, in fp32; errors of the module are not caught."""
+        enabled = self._dtype != "fp32"
+        floats = {name: x.astype(np.float32) if x.dtype.kind == "f" else x for name, x in inputs.items()}
+        # Without its cache autocast keeps no second copy of the weights.
+        with torch.autocast("cpu", TORCH_DTYPE[self._dtype] if enabled else None, enabled, cache_enabled=False):
+            result = named_tensors(call(self._module, floats, self._by_name))
+        return {name: (x.float() if x.is_floating_point() else x).numpy() for name, x in result.items()}
 
 
 class Entry(nn.Module):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,21 +15,34 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...core.documents.sidecar import LayerRecord
+from ...core.dtypes import IO_NAME
 from ...core.error_texts import argument
 from ...core.errors import ExportFailed, UsageError
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
+from ...core.text.read import Part
+from ...core.tolerance import Tolerance
+from ...onnx_graph.block_weights import BITS
+from ...onnx_graph.precision import fp32_to_half
 from ...runtime.inputs.arrays import check_drawable
 from ...runtime.inputs.size_sweep import sweep_sizes
+from ...runtime.parity.baseline import BaselineMeter, UntouchedModule
 from ...runtime.parity.inputs import InputSet
+from ...runtime.text_inputs.rows import fill, token_names
+from ...runtime.text_inputs.tokens import Tokens, open_tokens
 from ..artifact.form import WrittenForm
 from ..artifact.serialize import message
 from ..checkpoint.tensors import check_finite
 from ..checks.growth import Growth
+from ..checks.judged import Judged
 from ..checks.quadratic_memory import Shape, SizesInUse, graph_shapes, unused_first
-from ..lowering import trace
+from ..lowering import functions, trace
+from ..lowering.quantize.blocked import Rounding
+from ..lowering.quantize.calibration import Calibration
+from ..lowering.quantize.weights import WEIGHT_KINDS, check_weights, quantize_weights
+from ..models.family import TORCH_DTYPE
 from ..options import ModuleOptions, recorded
 from ..source.dynamic_axes import LARGEST_BATCH
-from .dynamic_axes import check_dynamic_axes
+from .dynamic_axes import as_option, check_dynamic_axes
 from .inputs import (
     Arrays,
     ModuleInput,
@@ -41,19 +56,43 @@ from .inputs import (
     parse_input,
     with_token_limits,
 )
-from .module_runner import Entry, ModuleRunner
+from .module_runner import AutocastRunner, Entry, ModuleRunner
 from .observe import AutocastSeen, refuse_autocast, working_copy
 from .origin import Origin
 from .replace import replace_local_attention
 
 Inputs = Sequence[ModuleInput | str] | Mapping[str, NDArray[Any] | Tensor]
 _SEEDS = (0, 1)
+# Tokens for the moments of linear layers, and for measuring what rounding changes.
+_CALIBRATED, _MEASURED = 4096, 512
+
+
+_NONE_REPLACED = (
+    "no layer of the module is local attention that is known here: it is exported as it is, without a window"
+)
 
 
 def listed_inputs(inputs: Inputs) -> list[ModuleInput]:
-    """Return the inputs, in whatever form they are given."""
+    """Return the inputs, in whatever form they are given.
+
+    Raises:
+        UsageError: they have none of these forms.
+    """
+    if isinstance(inputs, Mapping):
+        inputs = [parse_input(f"{name}:{x}") for name, x in inputs.items()] if _are_texts(inputs) else inputs
+    elif isinstance(inputs, str | Tensor | np.ndarray) or not isinstance(inputs, Sequence):
+        raise UsageError(
+            f"{argument('inputs')} is a {type(inputs).__name__}.",
+            why="A file's inputs have names, those of the arguments of forward.",
+            fix='Give a dict of arrays by name, or ["name:dtype:[sizes]"].',
+        )
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
     return [parse_input(x) if isinstance(x, str) else x for x in parsed]
+
+
+def _are_texts(inputs: Mapping[str, Any]) -> bool:
+    """Return whether inputs are described as `dtype:[sizes]`."""
+    return bool(inputs) and all(isinstance(x, str) for x in inputs.values())
 
 
 def _check_request(module: nn.Module, inputs: Sequence[ModuleInput], options: ModuleOptions) -> None:
@@ -64,6 +103,7 @@ def _check_request(module: nn.Module, inputs: Sequence[ModuleInput], options: Mo
         MissingDependency: the inputs do not fit into memory.
     """
     trace.check_opset(options.opset)
+    check_precision(options)
     if not isinstance(module, nn.Module):
         raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
     if not inputs:
@@ -71,6 +111,17 @@ def _check_request(module: nn.Module, inputs: Sequence[ModuleInput], options: Mo
             "The module's inputs are not given.", fix="Give arrays by name, or name:dtype:[shape] for each."
         )
     check_drawable([x.spec() for x in inputs])
+
+
+def check_precision(options: ModuleOptions) -> None:
+    """Refuse an unknown element type or kind of weights, or two that cannot be combined.
+
+    Raises:
+        UsageError: the precision is one of these.
+    """
+    if options.dtype not in TORCH_DTYPE:
+        raise UsageError(f"Unknown dtype {options.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
+    check_weights(options.weight_dtype, options.dtype, options.opset, standard_ops=options.standard_ops)
 
 
 class OpenedModule:
@@ -101,14 +152,16 @@ class OpenedModule:
         named = any(axis for x in written for axis in x.axes)
         check_dynamic_axes(untouched, self.inputs, self.by_name, options.dynamic, guessed=not named)
         self.sizes, self.notes = self._sizes(), [*self.origin.notes, *notes]
+        self.warnings = list(self.origin.warnings)
         example = self.draw(0, self.sizes)
+        self._untouched = untouched
         self.reference = ModuleRunner(module, untouched, self.by_name, example)
         self.replacement = replace_local_attention(
             module, lambda m: call(m, example, self.by_name), dynamic_length=bool(options.dynamic)
         )
         self.notes += [*self.reference.notes, *(x.describe() for x in self.replacement.left)]
         if not self.replacement.replaced:
-            self.notes.append("no upstream local-attention layer was replaced; the module exports as it is")
+            self.warnings.append(_NONE_REPLACED)
         with AutocastSeen() as seen:
             outputs = self.reference.check_repeats(example)
         if seen.dtype is not None and options.atol is None and options.rtol is None:
@@ -119,7 +172,15 @@ class OpenedModule:
 
     def _sizes(self) -> dict[str, int]:
         """Return the sizes of named axes for the trace: the example's, the longest sequence, no dynamic size of 1."""
-        sizes, longest = axis_sizes(self.inputs), self.options.max_seq_len
+        sizes, longest, length = axis_sizes(self.inputs), self.options.max_seq_len, self.options.seq_len
+        if length is not None:
+            if SEQUENCE not in sizes:
+                raise UsageError(
+                    f"{argument('seq_len')} needs an axis named {SEQUENCE}.",
+                    why=f"Named axes: {', '.join(sizes) or 'none'}.",
+                    fix=f"Name it where it is: {as_option(self.inputs[0], SEQUENCE)}.",
+                )
+            sizes[SEQUENCE] = length
         if longest is not None:
             if SEQUENCE not in self.options.dynamic:
                 raise UsageError(
@@ -134,11 +195,71 @@ class OpenedModule:
         return sizes
 
     def draw(self, seed: int, sizes: Mapping[str, int]) -> Arrays:
-        """Draw inputs of these sizes."""
+        """Draw inputs of these sizes for the module, fp32."""
         return draw_all(self.inputs, seed, sizes)
 
+    def draw_typed(self, seed: int, sizes: Mapping[str, int]) -> Arrays:
+        """Draw inputs of these sizes in the types of the file."""
+        return self._typed(self.draw(seed, sizes))
+
+    def _typed(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+        element = np.dtype(IO_NAME[self.options.dtype])
+        return {name: x.astype(element) if x.dtype.kind == "f" else x for name, x in arrays.items()}
+
+    @cached_property
+    def tokens(self) -> Tokens | None:
+        """Where realistic tokens come from; None where the inputs have none, or their vocabulary is not known."""
+        return self._tokens("judgement")
+
+    def _tokens(self, part: Part) -> Tokens | None:
+        names = token_names([x.spec() for x in self.inputs])
+        limits = [x.limit for x in self.inputs if x.name in names]
+        known = [limit for limit in limits if limit is not None]
+        if not known or len(known) < len(limits):
+            return None
+        return open_tokens(self.origin.folders, min(known), None, part)
+
+    @cached_property
+    def _rounding(self) -> Rounding | None:
+        """How the weights are rounded: calibrated on text where the inputs are tokens; one for all graphs."""
+        kind = self.options.weight_dtype
+        bits = 0 if kind is None else WEIGHT_KINDS[kind].bits
+        if bits != BITS:
+            return Rounding(bits=bits, notes=self.notes) if bits else None
+        tokens = self._tokens("calibration")
+        if tokens is None:
+            note = "weights rounded without calibration: the module has no input of tokens with a known vocabulary"
+            self.notes.append(note)
+            return Rounding()
+        specs, size = self.specs(), math.prod(self.inputs_as_traced()[0].shape[:2])
+        count, judged = (max(1, most // size) for most in (_CALIBRATED, _MEASURED))
+        drawn = (fill(self.draw(seed, self.sizes), specs, tokens, seed) for seed in range(count + judged))
+        rows = [tuple(torch.from_numpy(arrays[name]) for name in self.names) for arrays in drawn]
+        entry = Entry(self.replacement.module, self.names, self.by_name)
+        rounding = Rounding(
+            Calibration(entry, rows[:count], rows[count:], tokens.describe(count, count * size)),
+            logits=self.output_names[0] == "logits",
+            notes=self.notes,
+        )
+        return rounding
+
+    def baseline_meter(self, tolerance: Tolerance) -> BaselineMeter | None:
+        """Return the meter of the module's own error in the file's precision; None if the tolerance does not use it."""
+        if not tolerance.takes_baseline:
+            return None
+        dtype, named = self.options.dtype, type(self.module).__name__
+
+        def module() -> UntouchedModule:
+            exact = rounded = AutocastRunner(self._untouched, self.by_name, "fp32")
+            if dtype == "fp32":
+                return UntouchedModule(exact, rounded, f"{named} itself in fp32 (PyTorch)")
+            rounded = AutocastRunner(self._untouched, self.by_name, dtype)
+            return UntouchedModule(exact, rounded, f"{named} itself in {dtype} (torch.autocast)")
+
+        return BaselineMeter(module, dtype)
+
     def trace(self, module: nn.Module, arrays: Arrays | None = None) -> ir.Model:
-        """Trace the module to ONNX without its ONNX functions, at the sizes of the file or of the given inputs.
+        """Trace the module to ONNX in the file's precision, at the sizes of the file or of the given inputs.
 
         Raises:
             ExportFailed: PyTorch's exporter could not export it.
@@ -150,23 +271,40 @@ class OpenedModule:
             dimensions = [{i: dims[axis] for i, axis in enumerate(x.axes) if axis in dims} for x in self.inputs]
         examples = tuple(torch.from_numpy(array) for array in arrays.values())
         entry = Entry(module, self.names, self.by_name)
-        return trace.trace_module(entry, examples, self.names, self.output_names, self.options.opset, dimensions)
+        model = trace.trace_module(entry, examples, self.names, self.output_names, self.options.opset, dimensions)
+        functions.attach_functions(model)
+        if self.options.dtype != "fp32":
+            model = fp32_to_half.apply(model, self.options.dtype)
+        if self.options.weight_dtype is not None:
+            model = quantize_weights(model, self.options.weight_dtype, self._rounding)
+        return model
 
     def _largest(self, axis: str) -> int:
         return self.sizes[axis] if axis == SEQUENCE else LARGEST_BATCH
 
-    def input_sets(self) -> Iterator[InputSet]:
-        """Yield inputs to compare on: random ones, the user's own, and the sweep of dynamic sizes."""
-        for seed in self.options.seeds or _SEEDS:
-            yield InputSet(f"seed {seed}", self.draw(seed, self.sizes))
+    def input_sets(self, judged: Judged) -> Iterator[InputSet]:
+        """Yield inputs to compare on: drawn ones, the user's own, and the sweep of dynamic sizes.
+
+        Tokens are those of text, or drawn by rank; random ones too where they count.
+        """
+        specs = self.specs()
+
+        def drawn(name: str, seed: int, sizes: Mapping[str, int], place: int) -> InputSet:
+            arrays = self.draw_typed(seed, sizes)
+            random = judged.tokens is None or (judged.takes_random and place % 2 == 0)
+            arrays = arrays if random else judged.filled(arrays, specs, seed)
+            return InputSet(name, arrays, alone=judged.judges_alone, random=random and judged.tokens is not None)
+
+        for place, seed in enumerate(self.options.seeds or _SEEDS):
+            yield drawn(f"seed {seed}", seed, self.sizes, place)
         own = {x.name: x.example for x in self.inputs if x.example is not None}
         if len(own) == len(self.inputs) and all(self._has_own_sizes(x) for x in self.inputs):
-            yield InputSet("the inputs given", own)
+            yield InputSet("the inputs given", self._typed(own))
         if self.options.dynamic:
             windows = self.replacement.windows
-            for sizes in sweep_sizes(self.options.dynamic, self.sizes, SEQUENCE, windows):
+            for place, sizes in enumerate(sweep_sizes(self.options.dynamic, self.sizes, SEQUENCE, windows)):
                 named = " ".join(f"{axis}={sizes[axis]}" for axis in self.options.dynamic)
-                yield InputSet(named, self.draw(sum(sizes.values()), sizes))
+                yield drawn(named, sum(sizes.values()), sizes, place)
 
     def _has_own_sizes(self, x: ModuleInput) -> bool:
         """Return whether the user's own numbers fit the file."""
@@ -260,16 +398,19 @@ class OpenedModule:
             "seq_len": self.sizes.get(SEQUENCE, max(lengths, default=1)),
             "batch": self.sizes.get(BATCH, 1),
             "dynamic": list(self.options.dynamic),
-            "dtype": "fp32",
+            "dtype": self.options.dtype,
             "layers": layers,
             "options": recorded(self.options) | ({} if self.origin.entry is None else {"entry": self.origin.entry}),
             "checkpoint_sha256": self.origin.weights_sha256,
             "checkpoint_name": self.origin.weights,
+            "factory_sha256": self.origin.code_sha256,
         }
 
     def specs(self) -> list[TensorSpec]:
         """List the inputs of the file, with dynamic axes by name."""
-        return [x.spec(self.options.dynamic) for x in self.inputs_as_traced()]
+        element = IO_NAME[self.options.dtype]
+        specs = [x.spec(self.options.dynamic) for x in self.inputs_as_traced()]
+        return [replace(x, dtype=element) if x.dtype == "float32" else x for x in specs]
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
         """Return the smallest and the largest size of an input's dynamic axis."""

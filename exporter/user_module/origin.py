@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -19,6 +20,10 @@ class Origin:
         notes: what was chosen while building the module.
         warnings: choices between several sets of weights that nobody made.
         entry: the entry of the checkpoint that was asked for; None where none was.
+        folders: where a tokenizer may lie.
+        code: the file that defines the function; None without a function.
+        code_sha256: SHA-256 of that file as it was run.
+        factory: the function by its whole path, as it can be named from any folder.
     """
 
     name: str
@@ -28,3 +33,7 @@ class Origin:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     entry: str | None = None
+    folders: tuple[Path, ...] = ()
+    code: Path | None = None
+    code_sha256: str = ""
+    factory: str = ""

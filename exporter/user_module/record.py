@@ -37,7 +37,7 @@ Inputs = Mapping[str, NDArray[Any] | Tensor]
 _HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecordReport(Report):
     """The result of a recording.
 
@@ -131,6 +131,13 @@ def _sample(module: nn.Module, given: Inputs, names: Mapping[str, str]) -> Array
     device = next((x.device for x in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     tensors = {name: torch.as_tensor(x).detach().to(device) for name, x in given.items()}
     tensors = {name: x.float() if x.dtype in _HALF else x for name, x in tensors.items()}
+    for name, x in tensors.items():
+        if x.dtype == torch.float64 and not any(p.dtype == torch.float64 for p in module.parameters()):
+            raise UsageError(
+                f"Input {name!r} is float64.",
+                why=f"The {type(module).__name__} computes in float32.",
+                fix=f"Give it as float32: {name}.astype('float32').",
+            )
     family, output = live_class(module), None
     inputs = dict(tensors)
     if family is not None:

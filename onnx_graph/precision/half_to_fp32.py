@@ -13,17 +13,21 @@ Inputs and outputs that are bf16 in the file are float32 in the copy, since nump
 that are fp16 stay so. Weights stay as they are, in the file of external data too, with a Cast behind each that the
 engine folds when it loads.
 
-With `watch` the copy has one output more: the largest magnitude of every value before it is rounded, in the order in
-which the graph computes them.
+With `watch` the copy has one output more, `PEAKS`: the largest magnitude of every value before it is rounded, in the
+order in which the graph computes them. It also has one input more, `LIMIT`: values from there on are not rounded. With
+`NO_LIMIT` the copy computes as a GPU does, and with `FP16_ROUNDS_UP` likewise, but keeps what does not fit into fp16:
+where the outputs of both are the same, the infinities of the first do not matter. It is one copy, so that everything
+else is computed by the same kernels in the same order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import inlining
-from ..graph_values import put_back, rename_inputs, set_nodes, take_weights, types_of
+from ..graph_values import all_graphs, element_types, put_back, rename_inputs, set_nodes, take_weights, types_of
 from ..judgement import graphs_of
 from ..library_errors import infer_shapes
 
@@ -39,8 +43,10 @@ EXACT = frozenset((
 ))
 # fmt: on
 _CASTS = ("Cast", "CastLike")
-# The output of a watched copy, and the key under which nodes name the module that they come from.
-PEAKS, MODULE = "localattn.peaks", "module"
+# The output and the input of a watched copy, and the key under which nodes name the module that they come from.
+PEAKS, LIMIT, MODULE = "localattn.peaks", "localattn.limit", "module"
+# From here on, halfway between fp16's largest number, 65,504, and the next power of two, rounding gives infinity.
+FP16_ROUNDS_UP, NO_LIMIT = 65520.0, math.inf
 
 
 class Watched(NamedTuple):
@@ -71,7 +77,7 @@ def apply(
     return _rewritten(model, has_kernel, dtypes, watches=False).model
 
 
-def watch(model: Any, has_kernel: Callable[[str, str], bool] = inlining.no_calls, *, rounds: bool = True) -> Watched:
+def watch(model: Any, has_kernel: Callable[[str, str], bool] = inlining.no_calls) -> Watched:
     """Return a copy of an fp16 model that also returns how large the values are that it rounds to fp16.
 
     Values inside of Scan, Loop and If are rounded, and not watched: their results are.
@@ -79,9 +85,21 @@ def watch(model: Any, has_kernel: Callable[[str, str], bool] = inlining.no_calls
     Args:
         model: the model.
         has_kernel: as of `apply`.
-        rounds: whether values are rounded; otherwise values beyond fp16 are kept, and later nodes use them.
     """
-    return _rewritten(model, has_kernel, ("fp16",), watches=True, rounds=rounds)
+    return _rewritten(model, has_kernel, ("fp16",), watches=True)
+
+
+def has_fp16(model: Any) -> bool:
+    """Return whether a model computes in fp16: it has inputs or weights of that type, or casts to it."""
+    import onnx
+
+    fp16 = onnx.TensorProto.FLOAT16
+    nodes = (node for part in (*all_graphs(model.graph), *model.functions) for node in part.node)
+    return "float16" in element_types(model) or any(
+        (attribute.name in ("to", "dtype", "output_dtype") and attribute.i == fp16) or attribute.t.data_type == fp16
+        for node in nodes
+        for attribute in node.attribute
+    )
 
 
 def _rewritten(
@@ -90,7 +108,6 @@ def _rewritten(
     dtypes: Sequence[str],
     *,
     watches: bool,
-    rounds: bool = True,
 ) -> Watched:
     import onnx
 
@@ -105,7 +122,7 @@ def _rewritten(
         return Watched(model, [])
     put_back(typed, weights)
     narrow = {name: kind for name, kind in types.items() if kind in kinds}
-    rewrite = _Rewrite(narrow, set(types), rounds=rounds)
+    rewrite = _Rewrite(narrow, types, watches=watches)
     rewrite.top(typed.graph)
     values = _add_peaks(typed.graph, rewrite.roundings, _modules(typed.graph, modules)) if watches else []
     del typed.functions[:]  # of the nodes that have kernels: their bodies are bf16, and only named the types
@@ -132,26 +149,26 @@ def _modules(graph: Any, calls: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def _add_peaks(graph: Any, roundings: Sequence[tuple[str, str]], modules: dict[str, str]) -> list[tuple[str, str]]:
-    """Add the output `PEAKS`; return name and module of the values it counts."""
+def _add_peaks(graph: Any, roundings: Sequence[_Rounding], modules: dict[str, str]) -> list[tuple[str, str]]:
+    """Add the input `LIMIT` and the output `PEAKS`; return name and module of the values it counts."""
     import onnx
 
+    graph.input.append(onnx.helper.make_tensor_value_info(LIMIT, onnx.TensorProto.FLOAT, []))
     made = {name for node in graph.node for name in node.output}
-    counted = [(source, target) for source, target in roundings if source in made]
+    counted = [rounding for rounding in roundings if rounding.source in made]
     if not counted:
         return []
     one = "localattn.one"
     graph.initializer.append(onnx.helper.make_tensor(one, onnx.TensorProto.INT64, [1], [1]))
     peaks = []
-    for place, (source, _) in enumerate(counted):
-        names = [f"{PEAKS}.{part}.{place}" for part in ("size", "largest", "row")]
-        graph.node.append(onnx.helper.make_node("Abs", [source], names[:1], name=names[0]))
-        graph.node.append(onnx.helper.make_node("ReduceMax", names[:1], names[1:2], name=names[1], keepdims=0))
-        graph.node.append(onnx.helper.make_node("Reshape", [names[1], one], names[2:], name=names[2]))
-        peaks.append(names[2])
+    for place, rounding in enumerate(counted):
+        largest, row = (f"{PEAKS}.{part}.{place}" for part in ("largest", "row"))
+        graph.node.append(onnx.helper.make_node("ReduceMax", [rounding.size], [largest], name=largest, keepdims=0))
+        graph.node.append(onnx.helper.make_node("Reshape", [largest, one], [row], name=row))
+        peaks.append(row)
     graph.node.append(onnx.helper.make_node("Concat", peaks, [PEAKS], name=PEAKS, axis=0))
     graph.output.append(onnx.helper.make_tensor_value_info(PEAKS, onnx.TensorProto.FLOAT, [len(peaks)]))
-    return [(target, modules.get(source) or modules.get(target, "")) for source, target in counted]
+    return [(one.target, modules.get(one.source) or modules.get(one.target, "")) for one in counted]
 
 
 def _is_exact(node: Any) -> bool:
@@ -159,26 +176,34 @@ def _is_exact(node: Any) -> bool:
     return node.domain in ("", "ai.onnx") and node.op_type in EXACT and not adds
 
 
+class _Rounding(NamedTuple):
+    """A value of a watched copy before it is rounded, the file's own, and the name of its magnitude."""
+
+    source: str
+    target: str
+    size: str
+
+
 class _Rewrite:
     """Rewriter of a graph, in place.
 
     Args:
         kinds: element type of each value that is computed in fp32.
-        used: the names of all values.
-        rounds: whether values are rounded.
+        types: element type of all values.
+        watches: whether `LIMIT` says what is rounded.
 
     Attributes:
-        roundings: of the outermost graph, the value before it is rounded and the file's own.
+        roundings: those of the outermost graph, where it is watched.
     """
 
-    def __init__(self, kinds: dict[str, int], used: set[str], *, rounds: bool) -> None:
+    def __init__(self, kinds: dict[str, int], types: dict[str, int], *, watches: bool) -> None:
         import onnx
 
         self._fp16, self._fp32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
         self._make = onnx.helper.make_node
-        self._kinds, self._narrow, self._used = kinds, set(kinds.values()), used
-        self._depth, self._rounds = 0, rounds
-        self.roundings: list[tuple[str, str]] = []
+        self._kinds, self._narrow, self._types, self._used = kinds, set(kinds.values()), types, set(types)
+        self._depth, self._watches = 0, watches
+        self.roundings: list[_Rounding] = []
 
     def top(self, graph: Any) -> None:
         """Rewrite the graph of a model; its bf16 inputs become float32 and are rounded, its fp16 ones stay."""
@@ -204,7 +229,7 @@ class _Rewrite:
             if value.name in halves:
                 value.type.tensor_type.elem_type = self._fp16
         self.roundings = [
-            (narrow.get(source, source), target) for source, target in self.roundings if source not in given
+            one._replace(source=narrow.get(one.source, one.source)) for one in self.roundings if one.source not in given
         ]
 
     def graph(self, graph: Any) -> None:
@@ -231,7 +256,11 @@ class _Rewrite:
         if not results or _is_exact(node):
             return [node]
         if node.op_type in _CASTS:
-            return list(self._round(node.input[0], results[0]))
+            source = node.input[0]
+            if source in self._kinds or self._types.get(source) == self._fp32:
+                return list(self._round(source, results[0]))
+            wide = self._new(results[0], "exact")  # of integers, booleans and doubles
+            return [self._cast(source, wide, self._fp32), *self._round(wide, results[0])]
         if not any(name in self._kinds for name in node.input):  # a Constant, a random number: narrow by an attribute
             stored = {name: self._new(name, "narrow") for name in results}
             node.output[:] = [stored.get(name, name) for name in node.output]
@@ -244,14 +273,18 @@ class _Rewrite:
         return [node, *(cast for name, wide in exact.items() for cast in self._round(wide, name))]
 
     def _round(self, source: str, target: str) -> Iterator[Any]:
-        if self._depth == 1:
-            self.roundings.append((source, target))
-        if not self._rounds:
-            yield self._cast(source, target, self._fp32)
-            return
         narrow = self._new(target, "narrow")
         yield self._cast(source, narrow, self._kinds.get(target) or self._kinds[source])
-        yield self._cast(narrow, target, self._fp32)
+        if not self._watches:
+            yield self._cast(narrow, target, self._fp32)
+            return
+        rounded, size, fits = (self._new(target, kind) for kind in ("finite", "size", "fits"))
+        yield self._cast(narrow, rounded, self._fp32)
+        yield self._make("Abs", [source], [size], name=size)
+        yield self._make("Less", [size, LIMIT], [fits], name=fits)
+        yield self._make("Where", [fits, rounded, source], [target], name=self._new(target, "Where"))
+        if self._depth == 1:
+            self.roundings.append(_Rounding(source, target, size))
 
     def _cast(self, source: str, target: str, to: int) -> Any:
         return self._make("Cast", [source], [target], to=to, name=self._new(target, "Cast"))

@@ -118,7 +118,7 @@ class LibrarySidecar(Record):
 
 
 def companion_path(library: Path) -> Path:
-    """Return the path of the library that registers a plugin library: `libNAME_register.so` beside `libNAME.so`."""
+    """Return the path of the library that registers a plugin library: `libNAME_register.so` next to `libNAME.so`."""
     return library.with_name(f"{library.stem}_register{library.suffix}")
 
 

@@ -60,7 +60,7 @@ def bars(items: Sequence[Bar], title: str, unit: str, *, colour: int | None = No
 
 
 def _named(label: str, value: str, y: float) -> tuple[list[draw.Markup], float]:
-    """Draw a value, and its label's lines beside it, below a height; return them and the height of the last line."""
+    """Draw a value, and its label's lines next to it, below a height; return them and the height of the last line."""
     lines = draw.broken(label, _LABEL)
     parts = [draw.text(0, y + 13 + n * LINE, line, "label") for n, line in enumerate(lines)]
     return [draw.text(WIDTH - 2, y + 13, value, "value", "end"), *parts], y + LINE * (len(lines) - 1)

@@ -136,7 +136,7 @@ class Backend(ABC):
         return OnnxFile.read(path)
 
     def sidecar(self, path: Path) -> Sidecar | EngineSidecar | None:
-        """Read the sidecar beside a file; None without any.
+        """Read the sidecar next to a file; None without any.
 
         Raises:
             UsageError: they are broken, or missing where the file cannot do without.

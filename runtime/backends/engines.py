@@ -50,8 +50,8 @@ class BuildRequest:
     """An engine to build.
 
     Args:
-        model: the ONNX file, or its path; its external data is looked for beside it.
-        output: the engine to write; its sidecar is the file beside it.
+        model: the ONNX file, or its path; its external data is looked for next to it.
+        output: the engine to write; its sidecar is the file next to it.
         backend: "tensorrt" or "tensorrt-rtx".
         targets: GPUs, as "rtx40" or "sm_89"; none means the GPU here, for RTX without a GPU those of `DEFAULT_TARGETS`.
         plugin: how the attention nodes become plugins.
@@ -93,7 +93,7 @@ class BuildRequest:
 
     @property
     def inputs(self) -> list[Path]:
-        """The files to read; files beside them (sidecars, weights) are not listed."""
+        """The files to read; files next to them (sidecars, weights) are not listed."""
         library = self.plugin.library
         return [Path(self.model), *(() if library is None else (library.path,))]
 
@@ -113,7 +113,7 @@ class BuildRequest:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BuildReport(Report):
     """A finished build.
 

@@ -27,6 +27,9 @@ class Session(ABC):
         notes: what a user should know of how it runs, a sentence each.
         watched: values whose size the session measures: the name in the file, and the module that computes it.
         peaks: the largest magnitude so far of each of these.
+        not_finite: which of these were infinite or NaN.
+        peaks_without_overflow: the largest magnitudes in the runs with one beyond fp16, had it not become infinite.
+        overflow_shows: whether an output of such a run was not finite, or has another bit where nothing overflows.
         load_seconds: how long it took to open, where that is less than its opener took; else None.
     """
 
@@ -38,7 +41,17 @@ class Session(ABC):
     plugin: str | None = None
     watched: Sequence[tuple[str, str]] = ()
     peaks: NDArray[np.float32] | Sequence[float] = ()
+    not_finite: NDArray[np.bool_] | Sequence[bool] = ()
+    peaks_without_overflow: NDArray[np.float32] | Sequence[float] = ()
+    overflow_shows: bool = False
     load_seconds: float | None = None
+
+    def __repr__(self) -> str:
+        """Return the file, where it runs, and its inputs."""
+        source = getattr(self, "_source", "")
+        return f"<{source or type(self).__name__} on {self.backend}, {self.runs_on}: " + (
+            f"{'; '.join(spec.describe() for spec in self.inputs)}>"
+        )
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -146,6 +159,12 @@ def check_names(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None:
     Raises:
         UsageError: it says which.
     """
+    if not isinstance(inputs, Mapping):
+        raise UsageError(
+            f"The inputs came as a {type(inputs).__name__}.",
+            why="A model's inputs have names.",
+            fix=f"Give a dict of arrays: {'; '.join(spec.describe() for spec in specs) or 'nothing'}.",
+        )
     known = {spec.name for spec in specs}
     unknown = [name for name in inputs if name not in known]
     missing = [spec.describe() for spec in specs if spec.name not in inputs]

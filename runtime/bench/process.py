@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -48,9 +50,8 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            text=True,
-            encoding="utf-8",
         )
+        self._read = b""
 
     def open(self, candidate: Candidate, *, cuda_graph: bool = False, profile: str | None = None) -> dict[str, Any]:
         """Open a candidate's file as `Worker.open` does, and return its answer; errors as of `ask`."""
@@ -72,20 +73,43 @@ class WorkerProcess:
             LocalAttnError: what the process raised.
             CheckFailed: it died, perhaps in the middle of its answer.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"verb": verb, **arguments}) + "\n")
+            self._process.stdin.write(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            line = self._line()
         except BrokenPipeError:
-            line = ""
-        if not line.endswith("\n"):
+            line = b""
+        if not line:
             raise self._died(verb)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             kind = getattr(errors, answer["error"], LocalAttnError)
             raise kind(answer["what"], why=answer["why"], fix=answer["fix"])
         return answer
+
+    def _line(self) -> bytes:
+        """Return the next line that the process writes; nothing if it ended before."""
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._read:
+            block = os.read(pipe, 1 << 16) if self._wrote(pipe) else b""
+            if not block:
+                return b""
+            self._read += block
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+    def _wrote(self, pipe: int) -> bool:
+        """Wait until the pipe can be read, or the process has ended: one that it left may keep the pipe open."""
+        if os.name != "posix":  # pipes are none that can be waited for
+            return True
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while not selector.select(0.1):
+                if self._process.poll() is not None:
+                    return bool(selector.select(0))
+        return True
 
     def _died(self, verb: str) -> CheckFailed:
         code = self._process.wait()

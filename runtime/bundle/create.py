@@ -16,6 +16,7 @@ from ...core.dtypes import NUMPY_NAME
 from ...core.errors import UsageError
 from ...core.progress import timed_steps
 from ...core.storage import library_image
+from ...core.storage.accompanying_files import ACCOMPANYING_FILES
 from ...core.storage.file_kinds import BUNDLE, TAR
 from ...core.storage.outputs import Output, writing
 from ...core.tensors import TensorSpec
@@ -23,6 +24,7 @@ from ...core.tolerance import tolerance_for
 from ...core.versions import package_version
 from ...onnx_graph import judgement, wire_model
 from ...onnx_graph.onnx_file import OnnxFile
+from ..generation.tokenizer import TOKENIZER
 from ..inputs.arrays import save_arrays
 from . import device
 from .archive import write_tar
@@ -40,6 +42,8 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 # Cosine floor for models whose outputs are all below the absolute tolerance, which would accept zeros.
 _LEAST_COSINE = 0.999
+# The size limit of `tokenizer.json` (docs/robustness.md).
+_LARGEST_FILE = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class BundleRequest:
         return [self.model, *self.load_inputs, *self.plugins, *self.engines, *web]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CreatedBundle:
     """A written bundle.
 
@@ -98,6 +102,10 @@ class CreatedBundle:
     manifest: dict[str, Any]
     manifest_sha256: str
     notes: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Return the bundle in one line."""
+        return f"<{self.path}: {len(self.manifest['files']) + 1} files, manifest SHA-256 {self.manifest_sha256}>"
 
 
 @timed_steps(_log)
@@ -162,6 +170,22 @@ def _read_web(request: BundleRequest, model: ModelPart) -> str | None:
     return read_web_version(request.onnxruntime_web)
 
 
+def _is_of_text(model: ModelPart) -> bool:
+    """Return whether a model is one of Hugging Face, or has a tokenizer beside it."""
+    sidecar = model.sidecar
+    hugging_face = sidecar is not None and "architecture" in sidecar.kwargs
+    return hugging_face or (model.path.parent / TOKENIZER).is_file()
+
+
+def _name_of(model: ModelPart) -> str:
+    """Return the name of a bundle: the file's; of a Hugging Face model, whose files are all alike, its folder's."""
+    named = model.path.absolute().parent.name
+    if model.sidecar is not None and "architecture" in model.sidecar.kwargs:
+        named = model.sidecar.checkpoint_name or named
+    generic = model.path.stem in ("model", "model_step", "model_prefill") and _is_of_text(model)
+    return named if generic and named and not path_problem(named) and "/" not in named else model.path.stem
+
+
 class _Layout:
     """The files of one bundle as they are written, and their manifest entries.
 
@@ -185,7 +209,7 @@ class _Layout:
     ) -> None:
         self.files, self.request = BundleFiles(folder), request
         self.models, self.plugins, self.engines, self.web = models, plugins, engines, web
-        self.name = request.model.stem
+        self.name = _name_of(models[0])
         self.notes: list[str] = []
         self._repository: Repository | None = None
         self._home = "model" if web is None else MODELS
@@ -235,6 +259,8 @@ class _Layout:
             elif roles.get(source) != "data" or any(source.name == PurePosixPath(name).name for name in read):
                 self.files.take(source, place, roles.get(source, "sidecar"))
         part.file.check_same()
+        if part is self.models[0]:
+            self._take_accompanying_files(part.path.parent)
         self._models.append(
             {
                 "path": self._place(part),
@@ -249,6 +275,15 @@ class _Layout:
                 "plugins": [plugin.home for plugin in self.plugins if plugin.kind == "kernels"],
             }
         )
+
+    def _take_accompanying_files(self, folder: Path) -> None:
+        """Take along what belongs to a model of text: tokenizer, chat template, settings of generation."""
+        if not _is_of_text(self.models[0]):
+            return
+        for name in ACCOMPANYING_FILES:
+            source = folder / name
+            if source.is_file() and not source.is_symlink() and source.stat().st_size <= _LARGEST_FILE:
+                self.files.take(source, f"{self._home}/{name}", "tokenizer")
 
     def _tolerance(self, dtype: str) -> dict[str, float | None]:
         """Return the tolerance for a device's outputs, for a model of this element type."""

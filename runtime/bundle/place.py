@@ -135,7 +135,7 @@ def put_folder(folder: Path, target: Path) -> None:
     """Move a finished folder to its place in one step; remove an earlier bundle there.
 
     Args:
-        folder: in a temporary folder beside `target` (`core.storage.outputs.writing`).
+        folder: in a temporary folder next to `target` (`core.storage.outputs.writing`).
         target: nothing, an empty folder, or an earlier bundle.
 
     Raises:

@@ -1,6 +1,6 @@
 """Write a web page on which a step file generates text, for any static web server; check the model first.
 
-The page's own files are in the folder `web` beside this module; onnxruntime-web comes from a folder of the user.
+The page's own files are in the folder `web` next to this module; onnxruntime-web comes from a folder of the user.
 """
 
 from __future__ import annotations

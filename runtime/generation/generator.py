@@ -47,6 +47,10 @@ class Generator:
         UsageError: the file takes something other than tokens.
     """
 
+    def __repr__(self) -> str:
+        """Return what it is in one line."""
+        return f"<Generator: {self.vocabulary} tokens, {self.batch} sequence(s) at once, on {self.session.provider}>"
+
     def __init__(self, session: StepSession) -> None:
         spec, *others = session.inputs
         masks = [other.name for other in others if other.name in INTEGER_MASKS and other.shape == spec.shape]

@@ -1,4 +1,4 @@
-"""Open step files in whatever runtime, with the prefill file beside them."""
+"""Open step files in whatever runtime, with the prefill file next to them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_step(
     """Open a step file at position 0; the prefill file that its sidecar names is used if it is in the same folder.
 
     Args:
-        path: the step file or the engine built from it, the sidecar beside it.
+        path: the step file or the engine built from it, the sidecar next to it.
         provider: as for `runtime.session.load`.
         threads: CPU threads for one operator, from 1 to `core.limits.most_threads()`; None leaves it to the engine.
         plugin: as for `runtime.session.load`.

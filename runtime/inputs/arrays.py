@@ -10,6 +10,7 @@ import io
 import math
 import struct
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,7 +128,11 @@ def _read_header(name: str, head: io.BytesIO) -> tuple[tuple[int, ...], np.dtype
         version = npy.read_magic(head)
         if version not in _HEADER_READERS:
             raise ValueError(f".npy format {version}, which plain arrays do not need")
-        shape, _, dtype = _HEADER_READERS[version](head)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's, which parses the header
+            shape, _, dtype = _HEADER_READERS[version](head)
+    except (MemoryError, RecursionError) as error:  # Python's parser says either
+        raise ValueError(f"{name!r} has an invalid array header: it nests too deep") from error
     except (SyntaxError, TypeError, ValueError, tokenize.TokenError) as error:
         raise ValueError(f"{name!r} has an invalid array header: {error}") from error
     return shape, dtype
@@ -135,7 +140,9 @@ def _read_header(name: str, head: io.BytesIO) -> tuple[tuple[int, ...], np.dtype
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     with archive.open(member) as stream:
-        array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
         if stream.read(1):  # also makes zipfile compare the checksum
             raise ValueError(f"{member.filename!r} is longer than its header says")
         return array

@@ -112,27 +112,26 @@ class BaselineMeter:
     def _measure(self, reference: Runner, inputs: Arrays, expected: Arrays) -> None:
         module = self._module
         assert isinstance(module, UntouchedModule)
-        sample = reference.sample(inputs)
-        try:
+        sample, same = reference.sample(inputs), dict[str, NDArray[np.bool_]]()
+        try:  # one after the other: logits of a large vocabulary are large
             exact = module.exact.run_sampled(inputs, sample)
-            rounded = exact if module.rounded is module.exact else module.rounded.run_sampled(inputs, sample)
+            for name in (name for name in expected if name in exact):  # a module may return only its first output
+                counted = reference.counted(inputs, expected[name].shape)
+                same[name], positions = _alike(exact[name], expected[name], counted)
+                self._positions += positions
+                self._departing += positions - int(same[name].sum())
+            if module.rounded is module.exact:
+                rounded = exact
+            else:
+                del exact
+                rounded = module.rounded.run_sampled(inputs, sample)
         except Exception as error:  # PyTorch lacks an operator in this type, or runs out of memory
             first = (str(error).strip().splitlines() or [""])[0][:200]
             self.why_none = f"{module.source} does not run here ({type(error).__name__}: {first})"
             return
-        fp32 = tolerance_for("fp32")
-        for name in (name for name in expected if name in exact):  # a module may return only its first output
-            wanted = expected[name]
-            counted = reference.counted(inputs, wanted.shape)
-            # The axes that count positions: those of `counted`, which are all where a position has a single score.
-            axes = wanted.ndim - 1 if counted is None else counted.ndim
-            same = _equal_positions(exact[name], wanted, fp32, axes)
-            same = same if counted is None else same & counted
-            positions = same.size if counted is None else int(counted.sum())
-            self._positions += positions
-            self._departing += positions - int(same.sum())
-            if same.any():
-                self._found.append(compare_arrays(name, rounded[name], wanted, self._table, rows=same))
+        for name, rows in same.items():
+            if rows.any():
+                self._found.append(compare_arrays(name, rounded[name], expected[name], self._table, rows=rows))
 
     def result(self) -> Baseline | None:
         """Return the error over all inputs so far; None if there is no usable one, as `why_none` explains."""
@@ -148,6 +147,18 @@ class BaselineMeter:
             self.why_none = f"{source} is too inaccurate in that precision (cosine {whole.cosine:.4g})"
             return None
         return Baseline(self._dtype, whole.relative_rms, whole.relative_max, source)
+
+
+def _alike(
+    actual: NDArray[Any], expected: NDArray[Any], counted: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.bool_], int]:
+    """Return at which of the counted positions the module computes in fp32 what the reference does, and their number.
+
+    The axes that count positions are those of `counted`, which are all where a position has a single score.
+    """
+    axes = expected.ndim - 1 if counted is None else counted.ndim
+    same = _equal_positions(actual, expected, tolerance_for("fp32"), axes)
+    return (same, same.size) if counted is None else (same & counted, int(counted.sum()))
 
 
 def _equal_positions(

@@ -21,7 +21,7 @@ from ...core.progress import timed_steps
 from ...core.tolerance import Baseline, coarsest
 from ...onnx_graph.windows import windows_of_sidecar
 from ..backends import registry
-from .compare import compare_models, new_report, take_golden, worst_of
+from .compare import compare_models, new_report, range_of, take_golden, worst_of
 from .comparison import largest_error, outcome_of, unproven_outputs
 from .golden import Golden
 from .report import ParityReport, ParityRequest, Reference, altered
@@ -118,6 +118,7 @@ def run_golden_parity(request: ParityRequest, progress: Callable[[str], None] = 
     )
     take_golden(golden, request, candidate, report, progress, _recorded_baseline(report.dtype, candidate))
     report.tolerance = report.golden_tolerance or report.tolerance
+    report.range = range_of(request, candidate, "the recorded inputs")
     return report
 
 

@@ -51,6 +51,9 @@ class ParityRequest:
         entry: of a checkpoint with several sets of weights, the one to compare with; by default the sidecar's.
         folder: the folder of the model's tokenizer; by default that of the model, or of the reference.
         rounds: round fp16 on the CPU as a GPU does.
+        factory: the function that makes the user's own module; by default the one of the export, where the user's own
+            cache remembers it.
+        factory_args: its arguments, JSON; by default those of the export.
     """
 
     model: Path
@@ -70,6 +73,8 @@ class ParityRequest:
     entry: str | None = None
     folder: Path | None = None
     rounds: bool = True
+    factory: str | None = None
+    factory_args: str | None = None
 
     @property
     def folders(self) -> list[Path]:
@@ -101,7 +106,7 @@ class Reference:
 FLOAT64 = Reference("float64")
 
 
-@dataclass
+@dataclass(repr=False)
 class ParityReport(Report):
     """The result of a comparison.
 
@@ -178,7 +183,8 @@ class ParityReport(Report):
         """The result in words: equal, NOT equal, or equal without proof."""
         if not self.passed:
             return "NOT equal"
-        return "equal" if any(check.status == "passed" for check in self.checks) else "equal, but this proves nothing,"
+        proven = any(check.status == "passed" for check in self.checks if check is not self.range)
+        return "equal" if proven else "equal, but this proves nothing,"
 
     @property
     def with_golden(self) -> Named:

@@ -77,7 +77,7 @@ def test_entries_that_nobody_wrote_are_left_out(entry: object, cache: Path) -> N
     assert found(CPU_KERNELS) == [mine]
 
 
-def test_facts_that_are_there_and_cannot_be_read_are_not_called_missing(tmp_path: Path) -> None:
+def test_a_sidecar_that_cannot_be_read_is_not_called_missing(tmp_path: Path) -> None:
     library = tmp_path / CPU_KERNELS.file_name
     with pytest.raises(UsageError, match=r"\.so\.json is missing\."):
         read_library_sidecar(CPU_KERNELS, library)

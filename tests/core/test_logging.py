@@ -29,7 +29,7 @@ def test_an_export_logs_its_stages(checkpoint: Path, tmp_path: Path, localattn: 
     for line in (
         f"exporter.checkpoint.load: {checkpoint}: 51 tensors",
         f"exporter.checkpoint.open_checkpoint: configuration: {checkpoint.with_suffix('.json')}",
-        "exporter.artifact.publish: check parity: passed: max error",
+        "exporter.checks.verdict: check parity: passed: max error",
         f"core.storage.publishing: wrote {tmp_path / 'model.onnx.json'}, {model}",
     ):
         assert line in loud.err

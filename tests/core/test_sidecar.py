@@ -59,7 +59,7 @@ def test_the_file_round_trips_under_the_documented_names(tmp_path):
     assert text == sidecar().to_dict()
 
 
-def test_facts_of_a_newer_release_survive(tmp_path):
+def test_entries_of_a_newer_release_survive(tmp_path):
     model = written(tmp_path, changed(quantization={"bits": 8}))
     again = json.loads(read_sidecar(model).to_json())
     assert again["quantization"] == {"bits": 8}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime.bundle.device import verify
 from localattn.runtime.session import load
 
-from ..support.hostile_models import HOSTILE, SOUND, model, node, tagged, weight
+from ..support.hostile_models import HOSTILE, ONE_AB, SOUND, call, far, function, model, node, scalar, tagged, weight
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -51,6 +52,20 @@ def test_both_measure_alike(tmp_path: Path) -> None:
             scanned.calls,
             scanned.doubled,
         ), kind
+
+
+def test_each_value_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else calls that read the ends of long chains would take the square of the file's size."""
+    origin, followed = judgement._Scope._origin, []
+    monkeypatch.setattr(judgement._Scope, "_origin", lambda *given: followed.append(given[1:]) or origin(*given))
+    steps = far("n", 500, 40)
+    reads = [name for step in steps for name in step.output]
+    calls = [node("F", ["x", *reads], [f"y{index}"], domain="loc") for index in range(50)]
+    made = function("F", [node("Identity", ["a"], ["b"])])
+    made.input.extend(f"i{index}" for index in range(len(reads)))
+    content = model([*steps, *calls, node("Identity", ["x"], ["y"])], [scalar("zero", 0), scalar("first", 3)], [made])
+    OnnxFile.of_bytes(content).check()
+    assert len(reads) <= len(followed) <= 3 * len(reads)
 
 
 def test_what_is_judged_is_what_an_engine_gets() -> None:
@@ -179,8 +194,27 @@ def test_the_judgement_travels_alone(tmp_path: Path) -> None:
     assert "in a circle" in done.stdout
 
 
-def test_tensorrt_tells_no_overloads_apart() -> None:
-    file = OnnxFile.of_bytes(SOUND["functions of one name, by overload"]())
+def test_calls_with_ever_other_constants_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is counted for itself: functions that give two others to the next would take the limit of nodes."""
+    monkeypatch.setattr(judgement, "MOST_CALLS", 50)
+    steps = [node("Constant", [], [f"k{index}"], value_int=index) for index in range(60)]
+    calls = [node("F", ["x", f"k{index}"], [f"y{index}" if index else "y"], domain="loc") for index in range(60)]
+    made = function("F", ONE_AB)
+    made.input.append("n")
+    OnnxFile.of_bytes(model(steps[:50] + calls[:50], functions=[made])).check()
+    with pytest.raises(UsageError, match="cannot be loaded") as caught:
+        OnnxFile.of_bytes(model(steps + calls, functions=[made])).check()
+    assert "more than 50 different constants" in caught.value.why
+
+
+def without_that_overload() -> bytes:
+    """A function that calls one of its name by an overload that no function has."""
+    return model([call("F", "x", "y", "o")], functions=[function("F", [call("F", "a", "b", "none")], "o")])
+
+
+@pytest.mark.parametrize("make", [SOUND["functions of one name, by overload"], without_that_overload])
+def test_tensorrt_tells_no_overloads_apart(make: Callable[[], bytes]) -> None:
+    file = OnnxFile.of_bytes(make())
     file.check()
     with pytest.raises(UsageError, match="cannot be loaded") as caught:
         file.check_without_overloads("TensorRT")

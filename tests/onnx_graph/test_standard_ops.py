@@ -93,7 +93,7 @@ def test_a_step_file_takes_its_prefill_file_along_and_shares_weights(tmp_path: P
     assert session.consume({"tokens": np.arange(19)[None] % 23}).shape == (1, 1, 23)
 
 
-def test_the_facts_say_so_and_keep_what_the_export_has_proven(tmp_path: Path) -> None:
+def test_the_sidecar_say_so_and_keep_what_the_export_has_proven(tmp_path: Path) -> None:
     source = exported("full")
     (written,) = to_standard_ops(source, tmp_path / "plain.onnx")
     sidecar, before = read_sidecar(tmp_path / "plain.onnx"), read_sidecar(source)
@@ -177,7 +177,7 @@ def test_a_file_whose_functions_are_missing_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "plain.onnx").exists()
 
 
-def test_a_file_without_facts_is_converted_alone(tmp_path: Path) -> None:
+def test_a_file_without_a_sidecar_is_converted_alone(tmp_path: Path) -> None:
     shutil.copy(exported("full"), tmp_path / "alone.onnx")
     (written,) = to_standard_ops(tmp_path / "alone.onnx", tmp_path / "plain.onnx")
     assert written.sidecar is None

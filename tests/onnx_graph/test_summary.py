@@ -57,7 +57,7 @@ def model_path(tmp_path):
     return path
 
 
-def test_the_facts_of_a_model(model_path):
+def test_the_sidecar_of_a_model(model_path):
     summary = inspect_onnx(model_path)
     assert summary.inputs == [TensorSpec("x", "float32", (1, "N", 4)), TensorSpec("c", "bool", ())]
     assert summary.outputs == [TensorSpec("y", "float32", (1, "N", 4))]
@@ -116,7 +116,7 @@ def test_the_sidecar_is_checked_against_the_file(model_path):
     assert changed.to_dict()["sidecar"]["class"] == "local_attention.LocalAttention"
 
 
-def test_the_facts_are_json(model_path):
+def test_the_sidecar_are_json(model_path):
     summary = json.loads(json.dumps(inspect_onnx(model_path).to_dict(), allow_nan=False))
     assert summary["windowed"][0]["attributes"]["window_size"] == 8
     assert summary["inputs"][0] == {"name": "x", "dtype": "float32", "shape": [1, "N", 4]}

@@ -35,8 +35,8 @@ FOREIGN = {"--backend-config", "--exit-on-error", "--http-address", "--model-rep
 FOREIGN |= {"--producer-name"}
 # What the pages say of paths that are elsewhere, or not there yet.
 ELSEWHERE = {"plugins/x86_64/", "plugins/aarch64/", "benchmarks/results/gpu.json"}
-# What recipes add, and a script of DeepSpeed.
-ELSEWHERE |= {"exporter/checks/node_names.py", "phi3.py", "runtime/backends/toy/", "zero_to_fp32.py"}
+# What recipes add, what a page lets its reader write, and a script of DeepSpeed.
+ELSEWHERE |= {"tagger.py", "exporter/checks/node_names.py", "phi3.py", "runtime/backends/toy/", "zero_to_fp32.py"}
 
 
 class Block(NamedTuple):
@@ -91,6 +91,20 @@ def test_getting_started_works_as_written(folder: Path, localattn: Run) -> None:
     for block in runnable(GUIDE):
         perform(block, localattn, namespace)
     assert {path.name for path in folder.iterdir()} >= {"model.onnx", "parity.html", "model_step.onnx", "bundle.tar"}
+
+
+def test_a_model_of_your_own_works_as_written(folder: Path, localattn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One export, and everything that follows from its file."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "tagger", raising=False)
+    page = ROOT / "docs" / "own-model.md"
+    (code,) = (block for block in blocks(page) if block.remark == "file: tagger.py")
+    (folder / "tagger.py").write_text(code.text)
+    namespace: dict[str, Any] = {}
+    for block in runnable(page):
+        perform(block, localattn, namespace)
+    sys.modules.pop("tagger", None)
+    assert {path.name for path in folder.iterdir()} >= {"tagger.onnx", "tagger_fp16.onnx", "golden.npz", "tagger.tar"}
 
 
 def test_the_functions_of_python_work_as_written(folder: Path, localattn: Run) -> None:

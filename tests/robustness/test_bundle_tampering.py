@@ -30,6 +30,7 @@ from localattn.core.storage import library_image
 from localattn.runtime.bundle.device import check_files
 from localattn.runtime.bundle.device import verify as script
 from localattn.runtime.bundle.verify import verify_bundle
+from localattn.runtime.inputs.arrays import load_arrays
 
 from ..conftest import Finished
 from ..support.hostile_models import HOSTILE
@@ -255,6 +256,14 @@ def npy(header: bytes) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
 
 
+# Python's parser reads a header: what it has no stack for, and what it would warn of, with what we say.
+HEADERS = {
+    "nested beyond the parser's stack": b"-" * 9000 + b"1",
+    "nested beyond Python's": b"1" + b"+1" * 4000,
+    "words that Python warns of": b"1if 1 else " * 300 + b"1",
+    "a size beyond 64 bits": b"{'descr': '<f4', 'fortran_order': False, 'shape': (0, %d)}" % 10**30,
+}
+
 SAMPLES = {
     "a huge claim": npz(npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999, 1)}\n") + b"1234"),
     "objects": npz(npy(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n") + b"12345678"),
@@ -279,6 +288,19 @@ def test_bad_samples_are_refused_without_allocating(name: str, bundle: Path, loc
     assert finished.code == 1
     assert "is not a sample" in finished.out
     assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_beyond_the_parser_are_said_to_be_so(
+    name: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    path = tmp_path / "in.npz"
+    path.write_bytes(npz(npy(HEADERS[name] + b"\n")))
+    with pytest.raises(UsageError, match="not a readable"):
+        load_arrays(path)
+    with pytest.raises(script.Fault, match="is not a sample") as caught:
+        script.read_arrays(path)
+    assert caught.value.why and not recwarn
 
 
 # --- tars -------------------------------------------------------------------------------------------------------------

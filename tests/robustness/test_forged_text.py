@@ -149,7 +149,7 @@ def test_commands_and_their_errors_show_names_as_names(
     assert_plain(everything(done), forgery)
 
 
-def test_facts_beside_a_model(tmp_path: Path, tiny_model: Path, localattn: Run, forgery: str) -> None:  # noqa: F811
+def test_the_sidecar_of_a_model(tmp_path: Path, tiny_model: Path, localattn: Run, forgery: str) -> None:  # noqa: F811
     path = with_sidecar(tiny_model, tmp_path, forgery)
     for words in ((), ("--format", "md"), ("--format", "html"), ("--format", "json")):
         shown = everything(localattn("inspect", path, *words))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import onnx
@@ -81,6 +82,32 @@ def loop(rounds: list[Any], weights: list[Any], again: str = "goes") -> bytes:
         [value("more", BOOL, ()), value("w")],
     )
     return model([*rounds, node("Loop", ["n", "", "x"], ["y"], body=body)], weights)
+
+
+def far(name: str, copies: int, sums: int) -> list[Any]:
+    """Nodes that make a value of the weight `first`, with additions of the weight `zero` among them."""
+    names = ["first", *(f"{name}{index}" for index in range(copies + sums - 1)), name]
+    return [
+        node("Add", [read, "zero"], [write]) if index < sums else node("Identity", [read], [write])
+        for index, (read, write) in enumerate(pairwise(names))
+    ]
+
+
+def given_loop(given: str) -> bytes:
+    """A Loop without end in a function that has its body as an attribute: from a "call", or by "default"."""
+    plain = onnx.load_from_string(loop([], [scalar("n", 7)]))
+    body = plain.graph.node[0].attribute[0]
+    body.name = "given"
+    inside = node("Loop", ["", "", "a"], ["b"])
+    inside.attribute.add(name="body", ref_attr_name="given", type=onnx.AttributeProto.GRAPH)
+    made = function("F", [inside])
+    step = call("F", "x", "y")
+    if given == "call":
+        made.attribute.append("given")
+        step.attribute.append(body)
+    else:
+        made.attribute_proto.append(body)
+    return model([step], functions=[made])
 
 
 def called_loop(rounds: int, given: str) -> bytes:
@@ -233,6 +260,11 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         f"a loop in a function, its count given as {given}": partial(called_loop, 1 << 40, given)
         for given in ("attribute", "between", "default", "input")
     },
+    "a loop, its count behind many nodes": lambda: loop(
+        far("n", 2000, 300), [scalar("zero", 0), scalar("first", 1 << 40)]
+    ),
+    "a loop that a function is given": lambda: given_loop("call"),
+    "a loop that a function has by default": lambda: given_loop("default"),
     "a scan over nothing": lambda: scan((1 << 40, 0)),
     "a size beyond its bytes": lambda: weight(data_type=FLOAT, dims=[97, 1 << 31], raw_data=F16),
     "a size below its bytes": lambda: weight(data_type=FLOAT, dims=[2], raw_data=F16),
@@ -305,6 +337,9 @@ SOUND: dict[str, Callable[[], bytes]] = {
         f"a loop in a function that ends, its count given as {given}": partial(called_loop, 7, given)
         for given in ("attribute", "between", "default", "input")
     },
+    "a loop that ends, its count behind many nodes": lambda: loop(
+        far("n", 2000, 300), [scalar("zero", 0), scalar("first", 7)]
+    ),
     "a scan": lambda: scan((5, 0)),
     "a weight": lambda: weight(data_type=FLOAT, dims=[1, 4], raw_data=F16),
     "a weight of numbers": lambda: weight(data_type=FLOAT, dims=[1, 4], float_data=[1.0, 2.0, 3.0, 4.0]),

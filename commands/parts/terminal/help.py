@@ -32,6 +32,11 @@ _ALIKE = 0.5
 _CLICK_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
+_USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+# What users type for a command of a group.
+_PARTS_OF = {"verify": "bundle verify"}
+
+
 class Hint(NamedTuple):
     """Beside an option's type: returns what to write instead of a value that is none of its choices, or ""."""
 
@@ -83,6 +88,12 @@ class Group(TyperGroup):
         """Run the command that was named; errors as in `make_context`."""
         with _spelled_errors():
             return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that was named; of a part of another command, say which."""
+        if args and args[0] in _PARTS_OF and args[0] not in self.list_commands(ctx):
+            raise _USAGE_ERROR(f"No such command '{args[0]}'. Did you mean: localattn {_PARTS_OF[args[0]]}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options, with those that Typer adds."""

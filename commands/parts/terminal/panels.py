@@ -18,7 +18,7 @@ OPTIONS = {
     ),
     "Shapes": (*("seq_len", "batch", "head_dim", "causal", "min_shapes", "opt_shapes", "max_shapes"),),
     "Precision": ("dtype", "fp32_products"),
-    MODULE: (),
+    MODULE: ("factory", "factory_args"),
     "Step files": (),
     "Generation": (
         *("chat", "system", "max_tokens", "length", "do_sample", "temperature", "top_k", "top_p"),

@@ -24,7 +24,7 @@ _WITHOUT_CONFIG = ("adapter_config.json", "modules.json")
 _MOST_BYTES = 8 << 20
 _MOST_LAYERS = 4096
 
-_FIX = "Take the folder as `save_pretrained` writes it."
+_FIX = "Take the folder as model.save_pretrained(folder) writes it."
 # Entries that scores or logits are divided by, and ends of the names of those that are added below a root.
 _ABOVE_ZERO = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "query_pre_attn_scalar")
 _NOT_BELOW_ZERO = ("_eps", "_epsilon")

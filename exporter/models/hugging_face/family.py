@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ....core.documents.window_view import WindowView, views
 from ....core.geometry import WindowGeometry
+from ....core.storage.accompanying_files import ACCOMPANYING_FILES
 from ....core.tensors import POSITION_IDS
 from ...options import ShapeRequest, Sizes
 from ..family import Inputs, ModelSpec, State, UpstreamClass
@@ -25,22 +26,6 @@ from .reading import CLASS, decided_sizes, read_folder, read_live
 from .reference import head_positions, reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_module
 
-# Files beside the weights that those who run the file need.
-ACCOMPANYING_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "preprocessor_config.json",
-)
 # Sequences up to this are compared in any case.
 _SHORT = 256
 # Positions behind the widest window that are compared at least: they must not see the first ones.

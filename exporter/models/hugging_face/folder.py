@@ -1,8 +1,8 @@
-"""Examine a Hugging Face folder before anything of it is loaded: which files make the model, and what is beside them.
+"""Examine a Hugging Face folder before anything of it is loaded: which files make the model, and what is next to them.
 
 The files that are listed here are those that transformers reads, by its own order: shards of PyTorch's distributed
 checkpoints, the file that `transformers_weights` names, one safetensors file, or the shards of an index. Each is a
-plain file in the folder, or a link to one. State that lies beside the weights and would be left out is refused.
+plain file in the folder, or a link to one. State that lies next to the weights and would be left out is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UNQUANTISED = f"Export the original weights; {argument('weight_dtype', 'int8')}
 
 
 class _State(NamedTuple):
-    """State beside the weights that the file would not have.
+    """State next to the weights that the file would not have.
 
     Args:
         names: patterns of the files that hold or describe it.
@@ -63,8 +63,8 @@ _ADAPTERS = (ADAPTER, "adapter_model.*", "adapter_fusion_config.json", "pytorch_
 _PROMPTS = ("soft_prompt*", "prompt_embeddings*", "prompt_encoder*", "learned_embeds*")
 _HEADS = ("value_head.*", "v_head.*", "pytorch_model_head.bin", "head_config.json", "model_head.*")
 _OTHER_STATE = (
-    _State(_ADAPTERS, "an adapter (LoRA or another kind of PEFT) beside its weights", HOW_TO_MERGE),
-    _State(_PROMPTS, "learned prompts beside its weights", "Export from Python a module that puts them in front."),
+    _State(_ADAPTERS, "an adapter (LoRA or another kind of PEFT) next to its weights", HOW_TO_MERGE),
+    _State(_PROMPTS, "learned prompts next to its weights", "Export from Python a module that puts them in front."),
     _State(_HEADS, "a head in a file of its own", "Export from Python a module that contains model and head."),
     _State(("quantize_config.json",), "weights quantised by GPTQ", _UNQUANTISED, ("bits", "quant_method")),
     _State(("quant_config.json",), "weights quantised by AWQ", _UNQUANTISED, ("w_bit", "bits", "quant_method")),
@@ -108,7 +108,7 @@ def files(folder: Path) -> list[Path]:
     """List the files that make the model, in a fixed order: config.json, then those that hold the weights.
 
     Raises:
-        UsageError: state beside the weights would be left out; or the folder has no weights that can be read; or a
+        UsageError: state next to the weights would be left out; or the folder has no weights that can be read; or a
             file that names others cannot be read, or names one elsewhere; or one is no plain file that may be read.
     """
     names = names_in(folder)
@@ -151,7 +151,7 @@ def _weight_files(folder: Path, names: Sequence[str]) -> list[Path]:
     why = "It has no safetensors."
     if other is not None:
         why = f"It has {other}: pickles are never opened, and other frameworks' weights not read."
-    fix = "Save the model with `save_pretrained`."
+    fix = "Save the model with model.save_pretrained(folder)."
     raise UsageError(f"{folder} has no weights that can be read.", why=why, fix=fix)
 
 
@@ -207,7 +207,7 @@ def _check_readable(path: Path) -> None:
 
 
 def _refuse_other_state(folder: Path, names: Sequence[str]) -> None:
-    """Refuse state beside the weights that the file would not have.
+    """Refuse state next to the weights that the file would not have.
 
     Raises:
         UsageError: there is some.

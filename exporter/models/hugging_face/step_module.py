@@ -6,7 +6,7 @@ are given are the keys and values of these tokens alone. `StepState`, a part of 
 - A layer with a window has a ring of as many slots as a query sees keys, one without a window as many as there are
   positions. A layer that takes the keys of another one reads that one's ring.
 - Rotary embedding is read from tables that upstream's own module computes in float64 at export.
-- With several sequences, each ring has a row of biases beside it that hide padding. Positions are counted with the
+- With several sequences, each ring has a row of biases next to it that hide padding. Positions are counted with the
   padding, as upstream's forward counts them.
 """
 

@@ -36,7 +36,9 @@ _log = logging.getLogger(__name__)
 # Parts of names that only tensors of adapters have, and of quantised weights.
 _OF_ADAPTERS = re.compile(
     r"\blora_|\.lora\.|\bbase_layer\.|\bmodules_to_save\.|\boriginal_module\.|\bia3_|\bprompt_(?:embeddings|encoder)\b"
-    r"|\b(?:oft|boft|hada|lokr|vera|fourierft|randlora|hra|road|adaption)_"
+    r"|\b(?:oft|boft|hada|lokr|vera|fourierft|randlora|hra|road|adaption|adamss|beft|bone|c3a|deft|delora|frod|glora"
+    r"|gralora|hira|lily|ln_tuning|miss|osf|peanut|psoft|pvera|shira|supertuning|tinylora|trainable_tokens|unilora"
+    r"|vblora|waveft|shadow|xlora)_|\bpoly_(?:lora|router)"
 )
 _OF_QUANTISED = re.compile(
     r"\.(?:qweight|qzeros|g_idx|SCB|weight_format|absmax|quant_map|nested_absmax|weight_scale(?:_inv)?|weight_packed"
@@ -44,6 +46,7 @@ _OF_QUANTISED = re.compile(
 )
 _REPORT = "LOAD REPORT"
 _NOT_TIED = "we will NOT tie them"
+_TIE = "If the head is the embedding, set tie_word_embeddings to true in config.json; else copy the folder again."
 
 
 class Told(logging.Handler):
@@ -166,12 +169,18 @@ def _check_tensors(
         raise UsageError(
             f"{folder} {verb} {len(names)} tensors of a {owner}: {bounded(names, 5)}.",
             why="Weights that are missing would be random." if missing else "They would be lost.",
-            fix="Check the configuration, and the task.",
+            fix=_TIE if missing and missing == _head(model) else "Check the configuration, and the task.",
         )
     notes = [f"{len(unexpected)} tensors of {folder.name} are no part of {kind}"] if unexpected else []
     if unread:
         notes.append(f"{folder.name} lacks {bounded(unread, 3)}, which no output of the file depends on")
     return notes
+
+
+def _head(model: PreTrainedModel) -> list[str]:
+    """List the name of the weight of a model's head, if it has one."""
+    head = model.get_output_embeddings()
+    return [f"{path}.weight" for path, part in model.named_modules() if part is head]
 
 
 def _refuse_foreign(names: Collection[str], folder: Path) -> None:

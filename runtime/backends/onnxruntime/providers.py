@@ -245,13 +245,12 @@ def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
     return serialized
 
 
-def watching_fp16(file: OnnxFile, *, compiled: bool, rounds: bool) -> tuple[bytes, list[tuple[str, str]]] | None:
+def watching_fp16(file: OnnxFile, *, compiled: bool) -> tuple[bytes, list[tuple[str, str]]] | None:
     """Return the model in fp32, watched where the file is fp16, or None if nothing in it is.
 
     Args:
         file: the model.
         compiled: leave the nodes that the library of compiled kernels computes as they are.
-        rounds: round where the file is fp16.
 
     Returns:
         The copy, and the values that it watches, as `onnx_graph.precision.half_to_fp32.watch` has them.
@@ -260,7 +259,7 @@ def watching_fp16(file: OnnxFile, *, compiled: bool, rounds: bool) -> tuple[byte
     from ....onnx_graph.precision import half_to_fp32
 
     model = file.for_engines()
-    copy = half_to_fp32.watch(model, computes if compiled else inlining.no_calls, rounds=rounds)
+    copy = half_to_fp32.watch(model, computes if compiled else inlining.no_calls)
     if copy.model is model:
         return None
     _log.info("pass half_to_fp32 applied to %s", file.name)

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....core.error_texts import argument
 from ....core.errors import LocalAttnError, MissingDependency, UsageError
 from ....core.machine.execution_providers import CPU
 from ....core.storage.library_store import AUTO, NONE
-from ....core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ....core.tensors import SEQUENCE, UNNAMED_DIMENSION, TensorSpec
 from ....core.versions import too_new
 from ....onnx_graph.onnx_file import NotAModel, OnnxFile
-from ....onnx_graph.precision.half_to_fp32 import PEAKS
+from ....onnx_graph.precision.half_to_fp32 import FP16_ROUNDS_UP, LIMIT, NO_LIMIT, PEAKS
 from ....onnx_graph.summary import check_nodes
 from ..session import Arrays, Session
 from .custom_ops import CompiledKernel, choose, fall_back, lacking
@@ -39,7 +40,7 @@ from .providers import (
 )
 
 # How onnxruntime computes a file of fp16 on the CPU.
-Halves = Literal["as usual", "rounded", "watched"]
+Halves = Literal["as usual", "rounded"]
 _log = logging.getLogger(__name__)
 
 # onnxruntime's messages for an element type that neither a provider nor a registered library computes in.
@@ -59,7 +60,7 @@ _REMEDIES = (
     ("rotobuf parsing failed", "The file is cut or is not ONNX: copy it again, or export it again."),
     ("No graph was found", "The file holds no model: copy it again, or export it again."),
     ("not a registered function/op", "Export with the function definition, or register a kernel for that node."),
-    ("External data path", "Keep the external data file beside the model, under its original name."),
+    ("External data path", "Keep the external data file next to the model, under its original name."),
     ("External initializer", "The external data file is cut: copy it again, or export the model again."),
 )
 
@@ -102,7 +103,9 @@ class OnnxRuntimeSession(Session):
         notes: as of `Session`.
         kernel: the compiled kernels that it uses.
         reopen: opens a lean session again; such a session frees memory after each run and can `rest`.
-        watched: the values whose size `PEAKS`, an output of this session and not of the file, counts.
+        watched: of a copy that `half_to_fp32.watch` made, the values that it counts; None for other models. Its input
+            `LIMIT` and its output `PEAKS` are not the file's.
+        path: of the file, next to which its sidecar lies; None where there is none.
 
     Attributes:
         peaks: the largest magnitude so far of each watched value, before it was rounded to fp16.
@@ -121,8 +124,10 @@ class OnnxRuntimeSession(Session):
         notes: Sequence[str] = (),
         kernel: CompiledKernel | None = None,
         reopen: Callable[[], Any] | None = None,
-        watched: Sequence[tuple[str, str]] = (),
+        watched: Sequence[tuple[str, str]] | None = None,
+        path: Path | None = None,
     ) -> None:
+        self._path = path
         self._open, self._reopen = session, reopen
         self._source = source
         self._run_options = None if reopen is None else _giving_back()
@@ -130,9 +135,12 @@ class OnnxRuntimeSession(Session):
         self.notes = tuple(notes)
         self.kernel = kernel
         self.plugin = None if kernel is None else str(kernel.library.path)
-        self.inputs = [_spec(value, source) for value in session.get_inputs()]
-        self.outputs = [_spec(value, source) for value in session.get_outputs() if value.name != PEAKS]
-        self.watched, self.peaks = list(watched), np.zeros(len(watched), np.float32)
+        self._rounds, self.watched = watched is not None, list(watched or ())
+        own = (LIMIT, PEAKS) if self._rounds else ()
+        self.inputs = [_spec(value, source) for value in session.get_inputs() if value.name not in own]
+        self.outputs = [_spec(value, source) for value in session.get_outputs() if value.name not in own]
+        self.peaks, self.peaks_without_overflow = (np.zeros(len(self.watched), np.float32) for _ in range(2))
+        self.not_finite = np.zeros(len(self.watched), np.bool_)
 
     @property
     def _session(self) -> Any:
@@ -152,16 +160,39 @@ class OnnxRuntimeSession(Session):
         _ = self._session
 
     def _execute(self, inputs: Arrays) -> Arrays:
+        outputs, peaks = self._run_once(inputs, NO_LIMIT)
+        if peaks is None:
+            return outputs
+        self.peaks = np.fmax(self.peaks, peaks)
+        self.not_finite = np.logical_or(self.not_finite, ~np.isfinite(peaks))
+        if not (peaks < FP16_ROUNDS_UP).all():
+            overflows = bool((np.isfinite(peaks) & (peaks >= FP16_ROUNDS_UP)).any())  # the others follow, or are masks
+            without, larger = self._run_once(inputs, FP16_ROUNDS_UP)
+            assert larger is not None, "the same values are watched"
+            self.peaks_without_overflow = np.fmax(self.peaks_without_overflow, larger)
+            self.overflow_shows |= any(
+                not np.array_equal(found, without[name], equal_nan=True) or (overflows and not np.isfinite(found).all())
+                for name, found in outputs.items()
+            )
+        return outputs
+
+    def _run_once(self, inputs: Arrays, limit: float) -> tuple[Arrays, NDArray[np.float32] | None]:
+        """Run on checked inputs; return the outputs, and the sizes of the watched values, None if there are none.
+
+        Args:
+            inputs: of the file.
+            limit: from where on a session that rounds fp16 does not round.
+        """
         names = [spec.name for spec in self.outputs] + [PEAKS] * bool(self.watched)
+        fed = {**inputs, LIMIT: np.array(limit, np.float32)} if self._rounds else inputs
         try:
-            results = self._session.run(names, inputs, self._run_options)
+            results = self._session.run(names, fed, self._run_options)
         except Exception as error:
-            raise self._did_not_run(error) from error
-        if self.watched:
-            self.peaks = np.fmax(self.peaks, results[-1])
+            raise (self._too_long(inputs) or self._did_not_run(error)) from error
         # A lean session's outputs are copied: otherwise each would keep part of the arena as long as it is used.
         own = np.asarray if self._reopen is None else np.array
-        return {spec.name: own(result) for spec, result in zip(self.outputs, results, strict=False)}
+        outputs = {spec.name: own(result) for spec, result in zip(self.outputs, results, strict=False)}
+        return outputs, results[-1] if self.watched else None
 
     def bound(self, inputs: Arrays) -> Callable[[], None]:
         """Put inputs and outputs where the provider reads and writes them; return a call that only computes."""
@@ -199,6 +230,25 @@ class OnnxRuntimeSession(Session):
         except Exception as error:
             raise self._did_not_run(error) from error
 
+    def _too_long(self, inputs: Arrays) -> UsageError | None:
+        """Return the error for an input that is longer than the file's longest sequence; None if none is."""
+        from ....core.documents.sidecar import read_sidecar
+
+        try:
+            sidecar = None if self._path is None else read_sidecar(self._path)
+        except LocalAttnError:  # a broken sidecar tells nothing
+            return None
+        longest = None if sidecar is None else sidecar.seq_len
+        for spec in self.inputs:
+            for size, given in zip(spec.shape, inputs[spec.name].shape, strict=True):
+                if size == SEQUENCE and longest is not None and given > longest:
+                    return UsageError(
+                        f"Input {spec.name!r} has {given} on its axis {SEQUENCE!r}.",
+                        why=f"{self._source} takes 1 to {longest}.",
+                        fix=f"Cut it, or export the file for longer sequences: {argument('max_seq_len', given)}.",
+                    )
+        return None
+
     def _did_not_run(self, error: Exception) -> UsageError:
         return UsageError(
             f"{self._source} did not run on these inputs.",
@@ -217,13 +267,14 @@ def open_file(
     arranged: bool = True,
     halves: Halves = "as usual",
 ) -> OnnxRuntimeSession:
-    """Open an ONNX file; external data is looked for beside it. Arguments as of `runtime.session.load`.
+    """Open an ONNX file; external data is looked for next to it. Arguments as of `runtime.session.load`.
 
     A lean session uses less memory than others on the CPU, and keeps none between runs. One that is not arranged opens
     faster and keeps no copies of matrices, which each run then arranges anew.
 
     On the CPU onnxruntime does not round between two operators of fp16. With "rounded" it computes what the file says,
-    as a GPU does, and watches how large the values are; with "watched" it watches and does not round.
+    as a GPU does, and watches how large the values are. Inputs on which one is beyond fp16 run a second time without
+    overflow, and the outputs are compared.
 
     Raises:
         UsageError: the file is broken or unsupported.
@@ -252,7 +303,7 @@ def open_file(
             fall_back(_reason(without))  # the model is not at fault: it opens without the library
         used = registered if registered is not None and registered.used else None
         reopen = partial(_create_again, setup) if setup.lean else None
-        return OnnxRuntimeSession(session, known.name, file.name, notes, used, reopen, watched)
+        return OnnxRuntimeSession(session, known.name, file.name, notes, used, reopen, watched, Path(file))
     raise _report(ort, failures)
 
 
@@ -349,8 +400,8 @@ def _reason(error: Exception) -> str:
     return error.why if isinstance(error, MissingDependency) else one_line(error)
 
 
-def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...], Sequence[tuple[str, str]]]:
-    """Create onnxruntime's session, notes for its user, and what it watches."""
+def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...], Sequence[tuple[str, str]] | None]:
+    """Create onnxruntime's session, notes for its user, and what it watches, None where it does not round fp16."""
     provider, kernel = setup.provider, setup.kernel
     wanted = (*provider.chain, CPU)[0]
     if wanted not in ort.get_available_providers():
@@ -364,12 +415,11 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...], Sequence[tup
         options.add_session_config_entry("session.disable_prepacking", "1")
     failure: Exception | None = None
     given = model_for(ort, provider, setup.file, options)
-    rounds, compiled = setup.halves == "rounded", kernel is not None
-    watches = setup.halves != "as usual" and not provider.chain
-    watching = watching_fp16(setup.file, compiled=compiled, rounds=rounds) if watches else None
+    rounds = setup.halves == "rounded" and not provider.chain
+    watching = watching_fp16(setup.file, compiled=kernel is not None) if rounds else None
     if watching is not None:
         copy, watched = watching
-        return new_session(ort, replace(given, model=copy), options), (ROUNDED,) * rounds, watched
+        return new_session(ort, replace(given, model=copy), options), (ROUNDED,), watched
     try:
         session = new_session(ort, given, options)
         started = session.get_providers()[0]
@@ -379,7 +429,7 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...], Sequence[tup
         tensors = (*session.get_inputs(), *session.get_outputs())
         if provider.chain or not any("bfloat16" in tensor.type for tensor in tensors):
             on_cpu = provider.notes((op_type for _, op_type in setup.file.operators), ort.__version__)
-            return session, (*given.notes, *on_cpu), ()
+            return session, (*given.notes, *on_cpu), None
     except Exception as error:
         if provider.chain or not any(text in str(error) for text in _NO_KERNEL):
             raise
@@ -388,7 +438,7 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...], Sequence[tup
     if in_fp32 is None:
         assert failure is not None
         raise failure
-    return new_session(ort, replace(given, model=in_fp32), options), (EMULATED,), ()
+    return new_session(ort, replace(given, model=in_fp32), options), (EMULATED,), None
 
 
 def _giving_back() -> Any:

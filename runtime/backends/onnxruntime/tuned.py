@@ -94,7 +94,7 @@ def open_tuned(
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(profile) / PROFILE)
         options.optimized_model_filepath = str(Path(profile) / OPTIMIZED)
-        # Weights go to a file beside it: an ONNX file can hold at most 2 GB.
+        # Weights go to a file next to it: an ONNX file can hold at most 2 GB.
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
     recorded = dict(started.cuda_graph) if cuda_graph else None
     begin = time.perf_counter()

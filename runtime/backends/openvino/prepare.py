@@ -8,6 +8,7 @@ numbers is refused.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ....core.error_texts import argument
 from ....core.errors import UsageError
-from ....onnx_graph.graph_values import all_nodes
+from ....onnx_graph.graph_values import all_graphs, all_nodes, reads
 from ....onnx_graph.judgement import claimed_bytes, tensors_of
 from ....onnx_graph.library_errors import infer_shapes, refused_as
 from ....onnx_graph.onnx_file import OnnxFile
@@ -25,6 +26,21 @@ _WIDEST = (1 << 31) - 1
 _IN_MEMORY = "*/_ORT_MEM_ADDR_/*"
 # OpenVINO 2026.4 compiled 14 Ifs in each other in 1.4 s, 16 in 4.6 s, and 25 not in 90 s.
 _MOST_DOUBLED = 1 << 17
+# Operators that OpenVINO 2026.4 joins where one follows another and nothing else reads its result. The time follows
+# the third power of their number: 500 Relus 1.7 s of a processor, 1,000 Relus 10.9 s; Additions a fifth of it.
+_JOINED = frozenset(
+    (
+        "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd", "BitwiseNot",
+        "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div", "Dropout", "Elu", "Equal",
+        "Erf", "Exp", "Flatten", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
+        "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg",
+        "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Reshape", "Round", "Selu", "Sigmoid", "Sign", "Sin",
+        "Sinh", "Softplus", "Softsign", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+        "Transpose", "Unsqueeze", "Where", "Xor",
+    )
+)  # fmt: skip
+# The sum of the squares of their places in their rows: 1,172 in one row.
+_MOST_JOINED = 1 << 29
 # The domains of operators that OpenVINO 2026.4 reads.
 _DOMAINS = ("", "ai.onnx.ml", "com.microsoft", "org.openvinotoolkit", "org.pytorch.aten", "mmdeploy")
 # Operators whose results may exceed 32 bits if an operand does. Slice and similar operators clip what is too large.
@@ -91,6 +107,7 @@ def _prepared(file: OnnxFile) -> Any:
         )
     plain = scan_states.apply(inlining.apply(half_to_fp32.apply(model)))
     _check_operators(plain, file)
+    _check_rows(plain, file)
     infer_shapes(plain, strict_mode=True)
     return plain
 
@@ -110,6 +127,46 @@ def _check_operators(model: Any, file: OnnxFile) -> None:
                 why=f"The file has no function for {node.domain}::{node.op_type}, and OpenVINO has no such operator.",
                 fix=f"Run it in onnxruntime: leave {argument('runtime')} out.",
             )
+
+
+def _check_rows(model: Any, file: OnnxFile) -> None:
+    """Refuse a model with more operators in a row than OpenVINO joins in some seconds.
+
+    Raises:
+        UsageError: it has more.
+    """
+    places = [place for graph in all_graphs(model.graph) for place in _places_in_rows(graph)]
+    if sum(place * place for place in places) > _MOST_JOINED:
+        raise UsageError(
+            f"{file.name} cannot be run in OpenVINO.",
+            why=f"Up to {max(places)} of its operators in a row compute number by number; OpenVINO would join them "
+            "for minutes.",
+            fix=f"Run it in onnxruntime: leave {argument('runtime')} out.",
+        )
+
+
+def _places_in_rows(graph: Any) -> list[int]:
+    """Return the places, from 1, of nodes in rows of operators that OpenVINO joins; nodes are in any order."""
+    joined = [node for node in graph.node if node.op_type in _JOINED and not node.domain]
+    readers = Counter(name for node in graph.node for name in set(reads(node)))
+    readers.update(value.name for value in graph.output)
+    makers = {name: index for index, node in enumerate(joined) for name in node.output}
+    before: list[set[int]] = [{makers[name] for name in node.input if name in makers} for node in joined]
+    after: list[list[int]] = [[] for _ in joined]
+    for index, needed in enumerate(before):
+        for maker in needed:
+            after[maker].append(index)
+    places, waiting = [1] * len(joined), [len(needed) for needed in before]
+    ready = [index for index, count in enumerate(waiting) if not count]
+    while ready:
+        maker = ready.pop()
+        for reader in after[maker]:
+            if sum(readers[name] for name in joined[maker].output) == 1:
+                places[reader] = max(places[reader], places[maker] + 1)
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    return places
 
 
 def _wide_nodes(model: Any, file: OnnxFile) -> Iterator[str]:

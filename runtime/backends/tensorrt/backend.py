@@ -66,7 +66,7 @@ class EngineBackend(BuildingBackend):
         return path
 
     def sidecar(self, path: Path) -> EngineSidecar:
-        """Read the sidecar beside an engine.
+        """Read the sidecar next to an engine.
 
         Raises:
             UsageError: there are none, or they are broken.

@@ -1,4 +1,4 @@
-"""Inspect an engine: the sidecar beside it on any machine, and its layers if there is a GPU to open it."""
+"""Inspect an engine: the sidecar next to it on any machine, and its layers if there is a GPU to open it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def inspect_engine(path: Path, plugin: str = AUTO) -> EngineReport:
         plugin: its plugin library, as `runtime.session.load` takes it.
 
     Raises:
-        UsageError: no such file, or no sidecar beside it.
+        UsageError: no such file, or no sidecar next to it.
     """
     sidecar = read_engine_sidecar(path)
     changed = _change(path)

@@ -1,6 +1,6 @@
 """Open an engine safely: check everything that may not fit before TensorRT reads the file.
 
-TensorRT's own refusals come late, in its log, or as a crash. The sidecar beside an engine state what it was built for
+TensorRT's own refusals come late, in its log, or as a crash. The sidecar of an engine states what it was built for
 (`core/documents/engine_sidecar.py`).
 """
 
@@ -28,7 +28,7 @@ class OpenEngine:
     """An engine in GPU memory.
 
     Args:
-        sidecar: what is written beside it.
+        sidecar: its sidecar.
         opened: the library.
         device: the GPU.
         engine: its `ICudaEngine`.
@@ -49,7 +49,7 @@ def open_engine(path: Path, plugin: str = AUTO, gpu: int = 0) -> OpenEngine:
         gpu: its place among the GPUs that the driver shows to this process.
 
     Raises:
-        UsageError: no engine, no sidecar beside it, it was built for another system, library version or GPU, or it
+        UsageError: no engine, no sidecar next to it, it was built for another system, library version or GPU, or it
             needs no plugin library and one was named.
         MissingDependency: the library, the driver, the CUDA runtime or the plugin library is missing.
         CheckFailed: the sidecar or the plugin library were changed after the build.

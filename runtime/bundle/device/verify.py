@@ -1,6 +1,6 @@
 """Check a bundle on the device: every file's SHA-256 first, then the samples against their expected outputs.
 
-    python verify.py                     # the bundle beside this script
+    python verify.py                     # the bundle next to this script
     python verify.py --provider cuda --format json
     python verify.py --run-libraries     # also with the bundle's own libraries, which are code
 
@@ -27,8 +27,11 @@ import json
 import math
 import mmap
 import re
+import struct
 import tempfile
+import tokenize
 import types
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -59,6 +62,14 @@ Fault = check_files.Fault
 Report = dict[str, Any]
 
 
+# Errors of zipfile and numpy on a damaged file. numpy has Python parse a header: what nests too deep for it is a
+# RecursionError, which is a RuntimeError, or a MemoryError.
+_BAD_ARRAYS = (
+    OSError, EOFError, KeyError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError,
+    struct.error, tokenize.TokenError, zipfile.BadZipFile,
+)  # fmt: skip
+
+
 def read_arrays(path: Path) -> dict[str, Any]:
     """Read the arrays of an uncompressed `.npz`; allocate nothing for a header that states too much."""
     import numpy as np
@@ -75,14 +86,17 @@ def read_arrays(path: Path) -> dict[str, Any]:
                     raise ValueError("an array is compressed")
                 data = io.BytesIO(archive.read(member))
                 reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)]
-                shape, column_order, dtype = reader(data)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # Python's on the header
+                    shape, column_order, dtype = reader(data)
                 left = member.file_size - data.tell()
                 if dtype.kind not in "biuf" or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != left:
                     raise ValueError("an array's header does not fit its bytes")
                 array = np.frombuffer(data.getbuffer()[data.tell() :], dtype)
                 arrays[member.filename.removesuffix(".npy")] = array.reshape(shape, order="F" if column_order else "C")
-    except (OSError, EOFError, KeyError, RuntimeError, SyntaxError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise Fault(ALTERED, f"{path.name} is not a sample.", str(error).split("\n")[0][:200]) from error
+    except _BAD_ARRAYS as error:
+        why = str(error).split("\n")[0][:200] or type(error).__name__
+        raise Fault(ALTERED, f"{path.name} is not a sample.", why) from error
     return arrays
 
 

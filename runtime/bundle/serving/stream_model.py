@@ -1,6 +1,6 @@
 """Serve a step file and its prefill file in Triton's Python backend: any number of tokens per request.
 
-Needs numpy and onnxruntime in the server's Python. `stream.json` beside this file says how the two files are called.
+Needs numpy and onnxruntime in the server's Python. `stream.json` next to this file says how the two files are called.
 
 A request belongs to a sequence, whose caches stay here between its requests: whole chunks of its tokens go through the
 prefill file, the rest through the step file. Where the files take several rows, sequences at the same position share a

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from localattn.core.errors import UsageError
+from localattn.core.storage.accompanying_files import ACCOMPANYING_FILES
 from localattn.exporter.artifact import accompanying_files
 from localattn.exporter.artifact.accompanying_files import check_accompanying_files, copy_accompanying_files
-from localattn.exporter.models.hugging_face.family import ACCOMPANYING_FILES
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["", "no hard links"])

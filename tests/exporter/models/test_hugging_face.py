@@ -115,7 +115,7 @@ def test_a_file_for_another_task_is_compared_with_that_class(
     assert [row["output"] for row in json.loads(finished.out)["overall"]] == ["last_hidden_state"]
 
 
-def test_the_facts_say_what_was_read_and_checked(exported: Path) -> None:
+def test_the_sidecar_say_what_was_read_and_checked(exported: Path) -> None:
     sidecar = read_sidecar(exported)
     assert sidecar is not None
     assert (sidecar.kwargs["architecture"], sidecar.dynamic) == ("ModernBertForMaskedLM", ["batch", "seq"])

@@ -111,6 +111,34 @@ def test_a_tied_head_is_one_tensor_in_the_state_and_in_the_module(tmp_path: Path
     assert not any("tie_word_embeddings" in note for note in opened.notes)
 
 
+def test_a_head_that_is_nowhere_is_refused_and_the_advice_works(tmp_path: Path) -> None:
+    """The file has no head, and config.json says that the head is not the embedding."""
+    save(tmp_path, "qwen3", "tied")
+    _config(tmp_path, {"tie_word_embeddings": False})
+    with pytest.raises(UsageError, match=r"lacks 1 tensors of a Qwen3ForCausalLM: lm_head\.weight") as caught:
+        open_checkpoint(tmp_path)
+    assert "set tie_word_embeddings to true in config.json" in caught.value.fix
+    _config(tmp_path, {"tie_word_embeddings": True})
+    state = open_checkpoint(tmp_path).loaded.state
+    assert state[HEAD].data_ptr() == state[EMBEDDING].data_ptr()
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied", "retied"])
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3"])
+def test_a_folder_that_does_not_say_whether_its_head_is_tied(name: str, kind: str, tmp_path: Path) -> None:
+    """Older folders have no such entry: what is exported is what transformers loads, or nothing."""
+    folder = save(tmp_path / "model", name, kind)
+    _config(folder, {}, without=["tie_word_embeddings"])
+    if name == "qwen3" and kind == "tied":  # its default is a head of its own
+        with pytest.raises(UsageError, match=r"lm_head\.weight"):
+            open_checkpoint(folder)
+        return
+    state = open_checkpoint(folder).loaded.state
+    wanted = _as_users_load_it(folder, BY_NAME[name]).state_dict()
+    assert torch.equal(state[HEAD], wanted[HEAD]) and torch.equal(state[EMBEDDING], wanted[EMBEDDING])
+    assert kind != "retied" or not torch.equal(state[HEAD], state[EMBEDDING])
+
+
 # --- Each part of the exporter's loading, swapped for a wrong one ---------------------------------------------------
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

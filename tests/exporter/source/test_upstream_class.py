@@ -13,7 +13,7 @@ from localattn.core.errors import CheckFailed
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.options import ShapeRequest
-from localattn.exporter.source import upstream_class
+from localattn.exporter.source import source_model, upstream_class
 from localattn.exporter.source.source_model import SourceModel
 from localattn.exporter.source.upstream_class import upstream_module
 
@@ -60,7 +60,7 @@ def test_an_export_is_judged_by_the_published_class(
         ran.append(given)
         return tuple(x * 1.01 for x in run(*given))  # type: ignore[arg-type]
 
-    monkeypatch.setattr("localattn.exporter.source.source_model.run", changed)
+    monkeypatch.setattr(source_model, "run", changed)
     with pytest.raises(CheckFailed, match="parity"):
         export(ExportRequest(tiny, tmp_path / "model.onnx", checks="quick"))
     assert ran

@@ -13,6 +13,7 @@ from torch import nn
 
 from localattn.core.errors import UsageError
 from localattn.exporter.jobs.module import ModuleOptions, export_module, plan_module
+from localattn.exporter.models.hugging_face import weights
 from localattn.exporter.user_module.adapters import refuse_adapters
 
 from ...support.models.hugging_face import CASES, build
@@ -112,3 +113,16 @@ def test_the_advice_works(tmp_path: Path) -> None:
 def test_plain_modules_are_not_refused() -> None:
     refuse_adapters(build(BY_NAME["modernbert"]))
     refuse_adapters(nn.Linear(2, 2))
+
+
+def test_tensors_of_every_kind_of_peft_are_known_by_name() -> None:
+    """A checkpoint with them among its weights is told to merge, not that its tensors are unexpected."""
+    from peft.config import PromptLearningConfig
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING
+
+    # Of learned prompts PEFT's table has made-up names; their tensors lie in a file of their own.
+    prompts = {kind for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items() if issubclass(config, PromptLearningConfig)}
+    prefixes = {prefix for kind, prefix in PEFT_TYPE_TO_PREFIX_MAPPING.items() if kind not in prompts}
+    assert len(prefixes) > 20
+    names = {prefix: f"layers.0.q_proj.{prefix}{'lora_A' if prefix == 'poly_' else 'A'}.default" for prefix in prefixes}
+    assert not [prefix for prefix, name in names.items() if not weights._OF_ADAPTERS.search(name)]

@@ -87,7 +87,7 @@ def test_factory_in_a_file_with_arguments_and_dynamic_axes(net: Path, localattn:
     assert document["kwargs"] == {"window": 6}
     assert document["dynamic"] == ["batch", "seq"]
     assert document["windows"][0]["window_size"] == 6
-    assert "no weights are given" in document["notes"][0]
+    assert "no weights are given" in document["warnings"][0]
     assert Path("make.onnx").exists()
 
 
@@ -140,8 +140,10 @@ def test_dry_run_of_a_module(net: Path, localattn: Command) -> None:
         (["--factory", "NET:make", "--dynamic", "length"], "no input has an axis"),
         (["--factory", "NET:make", "--dynamic", "seq,seq"], "--dynamic"),
         (["--factory", "NET:make", "--max-seq-len", "30"], "--dynamic seq"),
-        (["--factory", "NET:make", "--dtype", "fp16"], "--dtype"),
-        (["--factory", "NET:make", "--mask"], "--mask"),
+        (["--factory", "NET:make", "--mode", "step"], "--mode"),
+        (["--factory", "NET:make", *TOKENS, "--dtype", "fp16", "--weight-dtype", "int4"], "int4 weights do not"),
+        (["--factory", "NET:make", "--mask"], "--input 'mask:bool:[1,N]'"),
+        (["--factory", "NET:make", "--input", "token:int64:[1,24]"], "did you mean tokens"),
         (["--factory", "NET:make", "--load-inputs", "in.npz"], "are both given"),
         (["--weights", "w.pt"], "--input"),
         ([], "--input"),

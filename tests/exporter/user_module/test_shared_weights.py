@@ -84,7 +84,7 @@ def test_a_file_of_tied_weights_does_not_tie_others(own: Any, localattn: Command
     safetensors_torch.save_model(own.tied(), "tied.safetensors")
     done = localattn("export", "--factory", f"{own.__name__}:apart", "--weights", "tied.safetensors", *TOKENS)
     assert done.code == 2
-    assert "lacks 1 tensors: head.weight" in done.err
+    assert "lacks 1 tensor: head.weight" in done.err
     assert "head.weight was the same tensor as emb.weight" in done.err
     assert "Let the function tie them" in done.err
 

@@ -73,7 +73,7 @@ def test_links_no_nvidia_library_and_exports_its_functions_alone(arch: Arch) -> 
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_facts_tell_what_is_inside(arch: Arch) -> None:
+def test_the_sidecar_tells_what_is_inside(arch: Arch) -> None:
     sidecar = library(arch)
     assert sidecar.path is not None
     assert parse_sidecar(read_library_sidecar(TENSORRT_PLUGIN, sidecar.path), sidecar.path) == sidecar

@@ -169,7 +169,7 @@ def test_companion_without_its_library(name: str, message: str, tmp_path: Path) 
     assert message in said
 
 
-def test_companion_is_in_the_facts() -> None:
+def test_companion_is_in_the_sidecar() -> None:
     sidecar = library(host_arch())
     assert sidecar.has_companion()
     assert sidecar.path is not None and sidecar.companion is not None

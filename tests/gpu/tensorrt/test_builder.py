@@ -60,7 +60,7 @@ def shapes(sizes: str) -> list[str]:
     return ["--min-shapes", text["1x1"], "--opt-shapes", text[sizes], "--max-shapes", text[sizes]]
 
 
-def test_the_engine_and_its_facts(localattn: Callable[..., Finished], tmp_path: Path) -> None:
+def test_the_engine_and_its_sidecar(localattn: Callable[..., Finished], tmp_path: Path) -> None:
     output = tmp_path / "small.engine"
     finished = localattn("build", small_model(), "-o", output, *RTX, "--target", "rtx30,sm_89,12.0", "--plugin", "none")
     assert (finished.code, finished.err) == (0, "")
@@ -78,7 +78,7 @@ def test_the_engine_and_its_facts(localattn: Callable[..., Finished], tmp_path: 
 
 
 @no_gpu
-def test_json_holds_the_facts_and_nothing_else(localattn: Callable[..., Finished], tmp_path: Path) -> None:
+def test_json_holds_the_entries_and_nothing_else(localattn: Callable[..., Finished], tmp_path: Path) -> None:
     output, cache = tmp_path / "small.engine", tmp_path / "times"
     options = ("--timing-cache", cache, "--workspace", 64, "--builder-optimization-level", 1, "--format", "json")
     finished = localattn("build", small_model("fp16"), "-o", output, *RTX, "--plugin", "none", *options)

@@ -100,7 +100,7 @@ def test_a_process_uses_one_of_the_two_libraries(monkeypatch: pytest.MonkeyPatch
 
 @needs_rtx
 @no_gpu
-def test_inspect_shows_the_facts(localattn: Callable[..., Finished], engine: Path) -> None:
+def test_inspect_shows_the_sidecar(localattn: Callable[..., Finished], engine: Path) -> None:
     finished = localattn("inspect", engine)
     assert finished.code == 0
     assert "sm_89" in finished.out and "tokens int64 [1, 64]" in finished.out

@@ -55,7 +55,7 @@ def written(folder: Path, **changes: Any) -> tuple[Path, EngineSidecar]:
     return engine, sidecar
 
 
-def test_facts_are_read_back(tmp_path: Path) -> None:
+def test_a_sidecar_is_read_back(tmp_path: Path) -> None:
     plugin = PluginRecord(kind="library", path="/somewhere/plugin.so", sha256="1" * 64, layers=["attention"])
     engine, sidecar = written(tmp_path, plugin=plugin)
     assert read_engine_sidecar(engine) == sidecar
@@ -63,13 +63,13 @@ def test_facts_are_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("library", ["tensorrt", "tensorrt-rtx"])
-def test_facts_tell_which_library_runs_the_engine(library: str, tmp_path: Path) -> None:
+def test_the_sidecar_tells_which_library_runs_the_engine(library: str, tmp_path: Path) -> None:
     engine, _ = written(tmp_path, backend=library)
     backend = of_file(engine)
     assert backend is not None and (backend.name, backend.built) == (library, True)
 
 
-def test_unknown_facts_survive(tmp_path: Path) -> None:
+def test_unknown_entries_survive(tmp_path: Path) -> None:
     engine, _ = written(tmp_path)
     path = sidecar_path(engine)
     path.write_text(json.dumps({**json.loads(path.read_text()), "from_the_future": 3}))
@@ -85,7 +85,7 @@ def test_unknown_facts_survive(tmp_path: Path) -> None:
         ({"engine_bytes": 0}, "engine_bytes"),
     ],
 )
-def test_broken_facts_name_the_problem(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_a_broken_sidecar_names_the_problem(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     engine, _ = written(tmp_path)
     path = sidecar_path(engine)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -94,7 +94,7 @@ def test_broken_facts_name_the_problem(tmp_path: Path, change: dict[str, Any], n
     assert named in caught.value.why
 
 
-def test_an_engine_without_facts_is_refused(tmp_path: Path) -> None:
+def test_an_engine_without_a_sidecar_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("polygraphy", reason="polygraphy is not installed")
     engine, _ = written(tmp_path)
     sidecar_path(engine).unlink()

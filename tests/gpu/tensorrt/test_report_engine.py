@@ -41,7 +41,7 @@ def test_inspect_of_an_engine(engine: Path, localattn: Callable[..., Finished]) 
 
 @needs_rtx
 @needs_browser
-def test_an_altered_engine_with_markup_in_its_facts(
+def test_an_altered_engine_with_markup_in_its_sidecar(
     engine: Path, tmp_path: Path, localattn: Callable[..., Finished]
 ) -> None:
     copy = tmp_path / "copy.engine"

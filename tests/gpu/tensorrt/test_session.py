@@ -63,7 +63,7 @@ def test_places_in_gpu_memory_are_kept(bench: Bench, tmp_path: Path) -> None:
     assert bench.gpu.copies == [("up", 24), ("up", 6), ("down", 24)]
 
 
-def test_inputs_are_checked_by_the_facts(bench: Bench, tmp_path: Path) -> None:
+def test_inputs_are_checked_by_the_sidecar(bench: Bench, tmp_path: Path) -> None:
     session = opened(tmp_path)
     with pytest.raises(UsageError, match="does not fit"):
         session.run(inputs(shape=(2, 4)))

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from localattn.onnx_graph.precision import half_to_fp32
 from localattn.runtime.backends.onnxruntime.session import ROUNDED, open_bytes, open_file
-from localattn.runtime.parity.overflow import beyond_fp16, describe
+from localattn.runtime.parity.overflow import beyond_fp16, describe, range_record
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "own" : 1]>\n'
 # A body from x fp16[4,8] and y fp16[8,4] to z; numbers of which some overflow, and others vanish.
@@ -78,13 +78,101 @@ def test_what_is_too_large_is_named(scale: str, overflows: bool) -> None:
 def test_without_rounding_every_value_is_measured() -> None:
     """A NaN from the first product hides the second one."""
     model = parsed("a = MatMul(x, y)\n b = MatMul(a, x)\n z = MatMul(b, y)")
-    feed = {"x": numbers((4, 8), 3e3), "y": numbers((8, 4), 3e3, 1)}
-    counts = {}
-    for halves in ("rounded", "watched"):
-        session = open_file(_bytes(model), "cpu", plugin="none", halves=halves)  # type: ignore[arg-type]
-        session.run(feed)
-        counts[halves] = len(beyond_fp16([session]))
-    assert counts == {"rounded": 1, "watched": 3}
+    session = open_file(_bytes(model), "cpu", plugin="none", halves="rounded")
+    session.run({"x": numbers((4, 8), 3e3), "y": numbers((8, 4), 3e3, 1)})
+    assert len(beyond_fp16([session])) == 1 and len(beyond_fp16([session], without_overflow=True)) == 3
+
+
+# Bodies in which x² is beyond fp16, and whether what follows is the same to the bit for infinity and the true value.
+ENDINGS = {
+    "Tanh": ("z = Tanh(a)", True),
+    "Sigmoid": ("z = Sigmoid(a)", True),
+    "a gate": ("b = Sigmoid(a)\n z = Mul(x, b)", True),
+    "Erf": ("z = Erf(a)", True),
+    "Clip": ("kc = Constant<value_float = 6.0>()\n c = CastLike(kc, x)\n n = Neg(c)\n z = Clip(a, n, c)", True),
+    "Min": ("kc = Constant<value_float = 6.0>()\n c = CastLike(kc, x)\n z = Min(a, c)", True),
+    "Max": ("kc = Constant<value_float = 6.0>()\n c = CastLike(kc, x)\n b = Neg(a)\n z = Max(b, c)", True),
+    "Where": ("c = Less(y, y)\n z = Where(c, a, x)", True),
+    "Exp": ("b = Neg(a)\n z = Exp(b)", True),
+    "Softmax of a small score": ("b = Neg(a)\n c = Concat<axis = 1>(b, x)\n z = Softmax<axis = 1>(c)", True),
+    "gelu by tanh": (
+        "b = Mul(a, x)\n kc = Constant<value_float = 0.0357>()\n c = CastLike(kc, x)\n d = Mul(b, c)\n"
+        " e = Add(x, d)\n f = Tanh(e)\n"
+        " ko = Constant<value_float = 1.0>()\n o = CastLike(ko, x)\n g = Add(f, o)\n z = Mul(x, g)",
+        True,
+    ),
+    # Finite at infinity, and another number there.
+    "a quotient": ("z = Div(x, a)", False),
+    "a norm": ("b = Add(a, x)\n c = Sqrt(b)\n z = Div(x, c)", False),
+    "a narrow Tanh": ("kc = Constant<value_float = 1e-5>()\n c = CastLike(kc, x)\n b = Mul(a, c)\n z = Tanh(b)", False),
+    "a wide Clip": ("kc = Constant<value_float = 6e4>()\n c = CastLike(kc, x)\n b = Mul(y, c)\n d = Add(a, b)\n"
+        " z = Sub(d, a)", False),
+    # Infinite or NaN.
+    "a sum": ("z = Add(a, x)", False),
+    "a difference": ("b = Mul(a, x)\n c = Abs(b)\n z = Sub(a, c)", False),
+    "times zero": ("b = Tanh(a)\n c = Sub(b, b)\n z = Mul(a, c)", False),
+    "Softmax of a large score": ("z = Softmax<axis = 1>(a)", False),
+    "Sqrt": ("z = Sqrt(a)", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_infinity_passes_where_the_true_value_gives_the_same_bits(ending: str) -> None:
+    body, same = ENDINGS[ending]
+    model = parsed(f"a = Mul(x, x)\n {body}", "float16[4,8] x, float16[4,8] y")
+    feed = {"x": np.array([[300, -300, 2, 45, -45, 0.5, -0.5, 1]] * 4, np.float16), "y": numbers((4, 8), 1)}
+    session = open_file(_bytes(model), "cpu", plugin="none", halves="rounded")
+    with np.errstate(all="ignore"):
+        (expected,) = ReferenceEvaluator(model).run(None, feed)
+    assert bool(np.isfinite(session.run(feed)["z"]).all()) is bool(np.isfinite(expected).all())
+    record = range_record([session], "one row")
+    assert record is not None and record.status == ("passed" if same else "failed")
+    assert "90,000" in record.detail and ("changes no bit of the outputs" in record.detail) is same
+
+
+@pytest.mark.parametrize("inner, same", [("Tanh", True), ("Sqrt", False)])
+def test_an_overflow_inside_a_loop_shows_in_the_results(inner: str, same: bool) -> None:
+    body = f"""
+    s = Constant<value = float16[8] {{0, 0, 0, 0, 0, 0, 0, 0}}>()
+    last, a = Scan<num_scan_inputs = 1, body = g (float16[8] state, float16[8] row)
+        => (float16[8] next, float16[8] out) {{
+        next = Identity(state)
+        out = Mul(row, row)
+    }}>(s, x)
+    z = {inner}(a)"""
+    session = open_file(_bytes(parsed(body, "float16[4,8] x")), "cpu", plugin="none", halves="rounded")
+    session.run({"x": np.full((4, 8), 300, np.float16)})
+    record = range_record([session], "one row")
+    assert record is not None and record.status == ("passed" if same else "failed")
+    assert ("reaches" in record.detail) is False and (same or "z is infinite or NaN" in record.detail)
+
+
+@pytest.mark.parametrize("x", [None, 0, np.nan])
+def test_a_range_of_nothing_is_not_proven(x: float | None) -> None:
+    session = open_file(_bytes(parsed("z = Mul(x, x)", "float16[4,8] x")), "cpu", plugin="none", halves="rounded")
+    if x is not None:
+        session.run({"x": np.full((4, 8), x, np.float16)})
+    record = range_record([session], "no rows")
+    assert record is not None and record.status == "not proven"
+
+
+def test_infinity_without_an_overflow_is_left_to_the_comparison() -> None:
+    """The squares of small numbers are 0 in fp16, and a mask may be infinite: neither is beyond fp16."""
+    model = parsed("a = Mul(x, x)\n b = Div(x, a)\n z = Tanh(b)", "float16[4,8] x")
+    session = open_file(_bytes(model), "cpu", plugin="none", halves="rounded")
+    session.run({"x": np.full((4, 8), 1e-5, np.float16)})
+    assert not session.overflow_shows and not beyond_fp16([session]) and session.not_finite.any()
+
+
+@pytest.mark.parametrize("to", [7, 9, 11])
+def test_casts_from_integers_booleans_and_doubles_are_watched(to: int) -> None:
+    body = f"b = Cast<to = {to}>(x)\n c = Cast<to = 10>(b)\n z = Mul(c, y)"
+    session = open_file(_bytes(parsed(body, "float16[4,8] x, float16[4,8] y")), "cpu", plugin="none", halves="rounded")
+    x = np.full((4, 8), 300, np.float16)
+    found = session.run({"x": x, "y": x})["z"]
+    assert (found == (300 if to == 9 else np.inf)).all()
+    assert session.peaks.tolist() == ([1, 300] if to == 9 else [300, 90_000])
+    assert {spec.name for spec in session.inputs} == {"x", "y"} and {spec.name for spec in session.outputs} == {"z"}
 
 
 def test_functions_that_compute_in_fp32_do_not_count() -> None:

@@ -110,7 +110,7 @@ def test_links_the_system_only_and_exports_two_functions(arch: Arch) -> None:
     assert {"x86_64": "X86-64", "aarch64": "AArch64"}[arch] in readelf("-h")
 
 
-def test_facts_say_what_was_built() -> None:
+def test_the_sidecar_says_what_was_built() -> None:
     sidecar = built(host_arch())
     assert parse_sidecar(read_library_sidecar(CPU_KERNELS, sidecar.path), sidecar.path) == sidecar
     assert sidecar.bytes == sidecar.path.stat().st_size and re.fullmatch(r"\d+\.\d+", sidecar.glibc)
@@ -124,7 +124,7 @@ def test_facts_say_what_was_built() -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"format": "localattn-plugin"}', '{"format": "localattn-onnxruntime"}']
 )
-def test_facts_that_are_none(text: str, copy: Path) -> None:
+def test_a_sidecar_that_is_none(text: str, copy: Path) -> None:
     copy.with_name(copy.name + ".json").write_text(text)
     with pytest.raises(UsageError, match="does not describe a library"):
         read_named(CPU_KERNELS, copy)

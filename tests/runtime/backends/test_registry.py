@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from localattn import load, open_step
-from localattn.core.errors import UsageError
+from localattn.core.documents.sidecar import Sidecar
+from localattn.core.errors import MissingDependency, UsageError
 from localattn.runtime.backends import registry
 from localattn.runtime.backends.backend import Place
 
@@ -77,3 +79,32 @@ def test_a_name_that_no_file_has_is_one_error(name: str, suffix: str) -> None:
     for opened in (load, open_step):
         with pytest.raises(UsageError, match="There is no such file"):
             opened(f"{name}{suffix}")
+
+
+def test_runtimes_that_build_files_are_those_that_build_is_asked_for() -> None:
+    assert [backend.name for backend in registry.backends() if backend.built] == ["tensorrt", "tensorrt-rtx"]
+    assert [registry.builder(backend.name) for backend in registry.builders()] == registry.builders()
+    for name in ("openvino", "toy"):
+        with pytest.raises(UsageError, match=f"no backend {name!r} that builds") as refused:
+            registry.builder(name)
+        assert refused.value.fix == "Known: tensorrt, tensorrt-rtx."
+
+
+@pytest.mark.parametrize("name", registry.ROWS)
+def test_a_missing_runtime_is_told_before_a_file_is_opened(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = registry.named(name)
+
+    def missing() -> None:
+        raise MissingDependency(f"{name} is missing.")
+
+    monkeypatch.setattr(backend, "require", missing)
+    file, place = Path(f"none{backend.suffix}"), Place("auto", None, "none", "")
+    ways: list[Callable[[], object]] = [
+        lambda: backend.open(file, place),
+        lambda: backend.open_step(file, Sidecar.model_construct(), None, place),
+    ]
+    if backend.tuned:
+        ways.append(lambda: backend.open_tuned(file, place, cuda_graph=True, profile=None))
+    for way in ways:
+        with pytest.raises(MissingDependency, match=f"{name} is missing"):
+            way()

@@ -261,6 +261,28 @@ def test_half_an_answer_is_one_of_a_dead_process(monkeypatch):
     assert "memory" in raised.value.why
 
 
+def test_a_process_that_leaves_another_behind_is_dead(monkeypatch, tmp_path):
+    """The other one holds its pipes: their end never comes."""
+    left = tmp_path / "left"
+    leaving = f"""
+import os, signal, time
+input()
+if os.fork() == 0:
+    open({str(left)!r} + ".new", "w").write(str(os.getpid()))
+    os.rename({str(left)!r} + ".new", {str(left)!r})
+    time.sleep(60)
+    os._exit(0)
+while not os.path.exists({str(left)!r}):
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+    monkeypatch.setattr("localattn.runtime.bench.process._START", leaving)
+    with WorkerProcess("model.onnx") as process, pytest.raises(CheckFailed, match="failed during") as raised:
+        process.ask("turn", seconds=1.0, calls=1)
+    os.kill(int(left.read_text()), signal.SIGKILL)
+    assert "SIGSEGV" in raised.value.why
+
+
 def test_values_the_engine_refuses_are_an_error_with_a_reason(tmp_path, localattn):
     text = "g (int64[1, 3] tokens) => (float[1, 3, 2] y) <float[4, 2] w = {0,1,2,3,4,5,6,7}> { y = Gather(w, tokens) }"
     model = save(tmp_path / "m.onnx", text)

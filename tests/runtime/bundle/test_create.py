@@ -38,6 +38,8 @@ from localattn.runtime.bundle.verify import verify_bundle
 from localattn.runtime.parity.comparison import compare_arrays
 
 from ...conftest import Finished
+from ...support import tokenizer_folder
+from ...support.models import step_model
 from ...support.models.bundles import (  # noqa: F401
     WIDTH,
     demo_model,
@@ -782,3 +784,26 @@ def test_small_external_data_travels_in_the_model(threshold: int, tmp_path: Path
     assert not (tmp_path / "b/model/w.bin").exists()
     rows = verify_bundle(tmp_path / "b").report["rows"]
     assert [row["passed"] for row in rows] == [True]
+
+
+def test_a_model_of_text_takes_its_tokenizer_along(tmp_path: Path, localattn) -> None:
+    """Unpacked elsewhere, it writes text."""
+    pytest.importorskip("tokenizers")
+    chat, elsewhere = tmp_path / "chat", tmp_path / "elsewhere"
+    chat.mkdir()
+    model = step_model.write(chat, vocabulary=tokenizer_folder.VOCABULARY)
+    tokenizer_folder.write(chat, {"max_new_tokens": 5})
+    for path in chat.glob("*.onnx"):
+        sidecar = json.loads(sidecar_path(path).read_text())
+        sidecar_path(path).write_text(json.dumps(sidecar | {"model_sha256": sha256(path)}))
+    (chat / "unrelated.txt").write_text("private")
+    made = create_bundle(BundleRequest(model, tmp_path / "chat.tar", as_tar=True, samples=1))
+    assert made.manifest["name"] == "chat" and "files, manifest" in repr(made)
+    with tarfile.open(made.path) as tar:
+        tar.extractall(elsewhere, filter="data")
+    beside = {path.name for path in (elsewhere / "chat" / "model").iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} <= beside
+    assert "unrelated.txt" not in beside
+    unpacked = elsewhere / "chat" / "model" / model.name
+    done = localattn("generate", unpacked, "--prompt", "ab", "--chat", "--format", "json")
+    assert done.code == 0 and len(json.loads(done.out)["tokens"][0]) <= 5, done.err

@@ -18,15 +18,15 @@ function numbers(data, dtype) {
 }
 
 async function largestError(ort, session, document, blob) {
-  const view = (facts) => new VIEWS[facts.dtype](blob.slice(facts.offset, facts.offset + facts.bytes).buffer);
-  const tensor = (facts) => new ort.Tensor(facts.dtype, view(facts), facts.shape);
-  const all = (named) => Object.fromEntries(Object.entries(named).map(([name, facts]) => [name, tensor(facts)]));
+  const view = (spec) => new VIEWS[spec.dtype](blob.slice(spec.offset, spec.offset + spec.bytes).buffer);
+  const tensor = (spec) => new ort.Tensor(spec.dtype, view(spec), spec.shape);
+  const all = (named) => Object.fromEntries(Object.entries(named).map(([name, spec]) => [name, tensor(spec)]));
   let state = all(document.start), worst = 0;
   for (const call of document.calls) {
     const outputs = await session.run({ ...all(call.inputs), ...state });
-    for (const [name, facts] of Object.entries(call.outputs)) {
-      const wanted = numbers(view(facts), facts.dtype), got = numbers(outputs[name].data, facts.dtype);
-      if (String(outputs[name].dims) !== String(facts.shape)) throw new Error(`${name} has shape ${outputs[name].dims}`);
+    for (const [name, spec] of Object.entries(call.outputs)) {
+      const wanted = numbers(view(spec), spec.dtype), got = numbers(outputs[name].data, spec.dtype);
+      if (String(outputs[name].dims) !== String(spec.shape)) throw new Error(`${name} has shape ${outputs[name].dims}`);
       wanted.forEach((value, place) => {
         const difference = Math.abs(got[place] - value);
         worst = Math.max(worst, Number.isFinite(difference) ? difference : Infinity);

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 def build_engine(
     request: BuildRequest, progress: Callable[[str], None] = lambda _: None, compare: Compare | None = None
 ) -> BuildReport:
-    """Build an engine and the sidecar beside it; either both appear, or nothing.
+    """Build an engine and the sidecar next to it; either both appear, or nothing.
 
     Args:
         request: what to build.
@@ -233,7 +233,7 @@ def _parity(plan: _Plan, staged: Path, compare: Compare) -> CheckRecord:
 def _sidecar_of(
     plan: _Plan, staged: Path, nodes: Sequence[str], checks: list[CheckRecord], seconds: float
 ) -> EngineSidecar:
-    """Return the sidecar of the engine, which goes to a file beside it."""
+    """Return the sidecar of the engine, which goes to a file next to it."""
     choice, source, device = plan.request.plugin, plan.source, plan.device
     plugin = None
     if choice.kind != "none":

@@ -56,7 +56,7 @@ def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: S
         if plugin_kind != "none":
             prefers_plugins = opened.has("plugin_before_function")
             content = source.for_plugins(op_types, prefers_plugins=prefers_plugins, fp8=plugin_kind == "library")
-    # External data is looked for beside this path; the file itself is not read.
+    # External data is looked for next to this path; the file itself is not read.
     place = source.path if source.file.folder is None else source.file.folder / source.path.name
     what = f"{opened.library.name} cannot read {source.path}."
     with refused_as(what, "Export the model again.", of=BuildFailed):

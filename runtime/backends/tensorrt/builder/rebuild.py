@@ -13,10 +13,10 @@ from .build import build_engine
 
 
 def rebuild(engine: Path, changed: Path, plugin: str) -> Path:
-    """Build the changed ONNX file as the engine was built; return the new engine, beside that file.
+    """Build the changed ONNX file as the engine was built; return the new engine, next to that file.
 
     Args:
-        engine: the engine, with its sidecar beside it.
+        engine: the engine, with its sidecar next to it.
         changed: the changed copy of the ONNX file that it was built from.
         plugin: the engine's plugin library, as `runtime.session.load` takes it.
 

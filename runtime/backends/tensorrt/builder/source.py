@@ -107,7 +107,7 @@ def read_source(path: Path | OnnxFile) -> Source:
         raise UsageError(
             f"{file.name} is not complete.",
             why=f"Its external data {', '.join(summary.missing_external_data)} is missing.",
-            fix="Copy the file that holds the weights beside it, under its name.",
+            fix="Copy the file that holds the weights next to it, under its name.",
         )
     return Source(file, summary, _weighted_products(file.model.graph))
 

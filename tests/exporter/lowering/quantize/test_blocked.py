@@ -125,7 +125,7 @@ def test_the_file_is_judged_by_its_own_tolerance_and_its_whole_window(exported: 
     assert "through 1 layer(s)" in checks["window"].detail or "through 2 layer(s)" in checks["window"].detail
 
 
-def test_the_command_states_its_parity_again_without_facts_too(
+def test_the_command_states_its_parity_again_without_a_sidecar_too(
     localattn: Callable[..., Finished], wide: Path, exported: Path, tmp_path: Path
 ) -> None:
     again = localattn("parity", exported, "--against", wide, "--format", "json")

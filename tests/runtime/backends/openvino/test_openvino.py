@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import onnx.parser
 import pytest
 
 from localattn.core.errors import MissingDependency, UsageError
+from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime import load, open_step
+from localattn.runtime.backends.openvino import prepare
 from localattn.runtime.bench.request import BenchRequest
 from localattn.runtime.parity.files import run_file_parity
 from localattn.runtime.parity.report import ParityRequest
@@ -60,6 +63,28 @@ def test_a_file_that_counts_beyond_32_bits_is_refused(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(text), tmp_path / "slice.onnx")
     session = load(tmp_path / "slice.onnx", runtime="openvino")
     np.testing.assert_array_equal(session.run({"x": np.arange(4, dtype="f")})["y"], [1, 2, 3])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_rows_that_it_would_join_for_minutes_are_refused_before(order: int, tmp_path: Path) -> None:
+    """In any order of the nodes; a value that is read twice ends a row."""
+    names = ["x", *(f"v{index}" for index in range(1199)), "y"]
+    kinds = ("Relu", "Neg", "Identity")
+    nodes = [
+        onnx.helper.make_node(kinds[index % 3], [read], [write]) for index, (read, write) in enumerate(pairwise(names))
+    ]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    for taps in (False, True):
+        read = names[10:1200:10] if taps else []
+        more = [onnx.helper.make_node("MatMul", [name, name], [f"t{name}"]) for name in read]
+        graph = onnx.helper.make_graph([*nodes, *more][::order], "g", ends[:1], ends[1:])
+        file = OnnxFile.of_bytes(onnx.helper.make_model(graph, ir_version=10).SerializeToString())
+        places = prepare._places_in_rows(graph)
+        assert max(places) == (10 if taps else 1200)
+        if not taps:
+            with pytest.raises(UsageError, match="cannot be run in OpenVINO") as refused, prepare.readable(file):
+                pass
+            assert "1200 of its operators in a row" in refused.value.why
 
 
 def test_a_step_file_is_fed_call_by_call(tmp_path: Path) -> None:
