@@ -86,7 +86,7 @@ class ExportedFile(CheckedFile):
 
     @property
     def has_quality(self) -> bool:
-        """Whether its weights are rounded and it gives logits of tokens, so that it can tell what rounding costs."""
+        """Whether its weights are rounded, and it gives logits for text, so that it can tell what rounding costs."""
         return False
 
     def quality(self) -> CheckRecord:

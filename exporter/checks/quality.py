@@ -39,8 +39,10 @@ _TOKENS, ROW, _PASSAGES = 1024, 256, 2
 
 
 def has_quality(source: SourceModel, tokens: Tokens | None) -> bool:
-    """Return whether a model gives logits of tokens."""
-    return tokens is not None and source.outputs[0] == LOGITS and bool(token_names(source.inputs("fp32")))
+    """Return whether a model gives logits of tokens, and there is text for it."""
+    if tokens is None or source.outputs[0] != LOGITS or not token_names(source.inputs("fp32")):
+        return False
+    return tokens.is_text
 
 
 def check_quality(
@@ -56,8 +58,6 @@ def check_quality(
         dtype: element type of the file.
         multiple: rows are multiples of it; 0 for a file of one size.
     """
-    if not tokens.is_text:
-        return skipped(f"there is no text: {tokens.why_no_text}")
     length = source.shapes.seq_len
     if multiple:
         length = max(multiple, min(ROW, length) // multiple * multiple)
