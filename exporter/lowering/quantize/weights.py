@@ -9,7 +9,8 @@ from functools import partial
 import onnx_ir as ir
 
 from ....core.error_texts import argument
-from ....core.errors import UsageError
+from ....core.errors import MissingDependency, UsageError
+from ....core.versions import WIDE_BLOCKS_FROM, parse
 from ....onnx_graph import block_weights
 from . import blocked, dynamic_int8, scaled_rows
 
@@ -75,6 +76,7 @@ def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: 
 
     Raises:
         UsageError: it is one of these.
+        MissingDependency: the installed onnxruntime cannot compute it.
     """
     if weights is None:
         return
@@ -100,6 +102,28 @@ def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: 
             why=f"Opset {opset} has no operator for matrices in blocks of {kind.bits} bits.",
             fix=f"Give {argument('opset', kind.standard_from)}, or {argument('weight_dtype', 'int8-dynamic')}, or "
             "leave out one of the two options.",
+        )
+    _check_multiplies(weights, kind)
+
+
+def _check_multiplies(weights: str, kind: WeightKind) -> None:
+    """Refuse weights whose products the installed onnxruntime lacks, before the work begins.
+
+    Raises:
+        MissingDependency: it is too old.
+    """
+    if kind.bits != block_weights.WIDE_BITS:
+        return
+    try:
+        import onnxruntime
+    except ImportError:  # the checks of the file report it
+        return
+    version = str(onnxruntime.__version__)
+    if parse(version) < parse(WIDE_BLOCKS_FROM):
+        raise MissingDependency(
+            f"{weights} weights need onnxruntime {WIDE_BLOCKS_FROM} or later.",
+            why=f"onnxruntime {version} multiplies by matrices in blocks of 4 bits, and not of 8.",
+            fix=f"Update it, or give {argument('weight_dtype', 'int8-dynamic')}.",
         )
 
 
