@@ -79,9 +79,10 @@ class Calibration:
 
         with ExitStack() as stack:
             for layer in self.layers.values():
-                if layer.out_features >= _HEAD:
-                    stack.callback(setattr, layer, "forward", layer.forward)
-                    layer.forward = _nothing
+                own = vars(layer)
+                if layer.out_features >= _HEAD and "forward" not in own:
+                    own["forward"] = _nothing
+                    stack.callback(own.pop, "forward")
             for path in paths:
                 hook = self.layers[path].register_forward_pre_hook(lambda _, inputs, path=path: take(path, inputs[0]))
                 stack.callback(hook.remove)
