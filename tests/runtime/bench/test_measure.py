@@ -126,7 +126,7 @@ def test_candidates_are_every_combination_and_their_labels_tell_what_differs():
     assert list(labels(listed).values()) == [
         "a/m.onnx, 1 thread", "a/m.onnx, 2 threads", "b/m.onnx, 1 thread", "b/m.onnx, 2 threads"
     ]  # fmt: skip
-    assert [listed.index(candidate.beside(listed)) for candidate in listed[1:]] == [0, 0, 1]
+    assert [listed.index(candidate.compared_with(listed)) for candidate in listed[1:]] == [0, 0, 1]
     assert list(labels(listed[:1]).values()) == ["m.onnx"]
 
 
@@ -136,7 +136,7 @@ def test_an_engine_beside_onnx_files_takes_no_threads_and_no_provider():
     assert [(c.model.name, c.provider, c.threads) for c in listed] == [
         ("m.onnx", "cpu", 2), ("m.onnx", "cuda", 2), ("m.engine", "auto", None)
     ]  # fmt: skip
-    assert listed[2].beside(listed) == listed[0]
+    assert listed[2].compared_with(listed) == listed[0]
     # Alone it is asked for what was asked, and refuses it itself.
     assert BenchRequest((Path("m.engine"),), threads=(2,)).candidates()[0].threads == 2
 
