@@ -169,7 +169,7 @@ def _graph(document: Document) -> Section:
     others = counts[_MOST_OPERATORS:]
     if others:
         rows.append((f"{len(others)} other operators", f"{sum(count for _, count in others):,}"))
-    rows = [
+    properties = [
         ("IR version", str(document["ir_version"])),
         ("Operator sets", ", ".join(f"{domain} {number}" for domain, number in document["opsets"].items())),
         *((f"Weights, {name}", size(count)) for name, count in document["weight_bytes"].items()),
@@ -178,7 +178,9 @@ def _graph(document: Document) -> Section:
     ]
     operators = Table("Operators", (*texts("operator"), *numbers("nodes")), tuple(rows))
     text = f"{sum(document['nodes'].values()):,} nodes, without those in function definitions."
-    return Section("Graph", (text,), partial(_operators, counts), (Table("", _PROPERTIES, tuple(rows)), operators))
+    return Section(
+        "Graph", (text,), partial(_operators, counts), (Table("", _PROPERTIES, tuple(properties)), operators)
+    )
 
 
 def _operators(counts: Sequence[tuple[str, int]]) -> list[Chart]:

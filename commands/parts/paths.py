@@ -7,6 +7,7 @@ command begins, `checked` refuses outputs that would lose something, and reserve
 from __future__ import annotations
 
 import functools
+import os
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -84,7 +85,9 @@ def checked(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def file_of_folder(path: Path) -> Path:
     """Return the model's file in a folder: a name without a suffix, as `encoder`, means `encoder/model.onnx`."""
-    names_folder = path.name not in ("", "..") and (not path.suffix or path.is_dir())
+    if path.name in ("", "..") or path.suffix == ONNX.suffixes[0]:
+        return path
+    names_folder = not path.suffix or os.path.isdir(path)  # noqa: PTH112 (`Path.is_dir` raises where a name is too long)
     return path / "model.onnx" if names_folder else path
 
 

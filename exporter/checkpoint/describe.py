@@ -49,7 +49,7 @@ def describe_checkpoint(path: Path, config: Path | None = None, entry: str | Non
         description |= _gathered(known, description["given"])
         resolved = infer_config(known)
     except UsageError as error:
-        inside = layers_inside(loaded) if description["class"] is None else []
+        inside = layers_inside(loaded) if description["class"] is None and not _is_known(loaded) else []
         needed = _how_to_export(path, inside) if inside else str(error)
         return {**description, "layers": inside, "needed": needed}
     arguments = resolved.args.model_dump(mode="json")
@@ -102,6 +102,15 @@ def _of_tensors(loaded: LoadedCheckpoint, size: int) -> dict[str, Any]:
 
 
 _MOST_LAYERS = 64
+
+
+def _is_known(loaded: LoadedCheckpoint) -> bool:
+    """Return whether the weights alone are those of a supported class, whatever else contradicts them."""
+    try:
+        gather(loaded.state)
+    except UsageError:
+        return False
+    return True
 
 
 def layers_inside(loaded: LoadedCheckpoint) -> list[dict[str, Any]]:

@@ -162,7 +162,6 @@ def test_cut_checkpoint(tiny: Path, localattn: Command, fraction: float) -> None
         (["--heads", "-2"], ["heads"]),
         (["--heads", "3"], ["heads"]),
         (["--config", "missing.json"], ["missing.json"]),
-        (["-o", "no-such-folder/m.onnx"], ["no-such-folder"]),
         (["--dtype", "int3"], ["int3"]),
         (["--no-such-option"], ["--no-such-option"]),
     ],
@@ -171,6 +170,12 @@ def test_impossible_requests(tiny: Path, localattn: Command, options: list[str],
     before = sorted(tiny.parent.iterdir())
     assert_clear_error(localattn("export", tiny, "-o", tiny.with_name("m.onnx"), *options), 2, *words)
     assert sorted(tiny.parent.iterdir()) == before
+
+
+def test_a_refused_request_leaves_no_folder(tiny: Path, localattn: Command) -> None:
+    refused = localattn("export", tiny, "-o", tiny.parent / "new" / "folder" / "m.onnx", "--opset", 7)
+    assert_clear_error(refused, 2, "Opset 7")
+    assert not (tiny.parent / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_contents_are_told_apart(samples: dict[str, bytes], tmp_path: Path) -> N
         "x.safetensors": file_kinds.SAFETENSORS,
         "m.onnx": file_kinds.MODEL,
         "x.npz": file_kinds.ARRAYS,
-        "m.onnx.json": file_kinds.FACTS,
+        "m.onnx.json": file_kinds.SIDECAR_OR_MANIFEST,
         "report.json": file_kinds.REPORT,
         "package.json": file_kinds.DOCUMENT,
         "x.engine": file_kinds.UNKNOWN,

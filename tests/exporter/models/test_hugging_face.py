@@ -161,12 +161,15 @@ def build_quiet(name: str) -> Any:
     return model
 
 
-def test_the_command_line_takes_a_folder_and_a_task(folder: Path, tmp_path: Path, localattn: Command) -> None:
+def test_the_command_line_takes_a_folder_and_a_task(
+    folder: Path, tmp_path: Path, localattn: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = tmp_path / "mine"
     shutil.copytree(folder, mine)
+    monkeypatch.chdir(tmp_path)
     done = localattn("export", mine, "--task", "feature-extraction", "--checks", "quick")
     assert done.code == 0, done.err
-    sidecar = read_sidecar(mine / "model.onnx")  # beside its tokenizer
+    sidecar = read_sidecar(tmp_path / "mine-onnx" / "model.onnx")
     assert sidecar is not None and [x.name for x in sidecar.outputs] == ["last_hidden_state"]
     assert "no part of ModernBertModel" in done.err
 

@@ -305,7 +305,7 @@ def test_a_configuration_is_parsed_once(mistral: Path, monkeypatch: pytest.Monke
     parsed, read_json = [], config.read_json
     monkeypatch.setattr(config, "read_json", lambda path, *rest: parsed.append(path.name) or read_json(path, *rest))
     config._parsed.cache_clear()
-    assert export_request(mistral, None, ExportOptions()).output == mistral / "model.onnx"
+    assert export_request(mistral, None, ExportOptions()).output == Path("in-onnx/model.onnx")
     opened = open_checkpoint(mistral)
     assert parsed == ["config.json"] and config.read_config(mistral) is not config.read_config(mistral)
     config.read_config(mistral).clear()

@@ -121,10 +121,10 @@ def test_a_build_compares_what_it_built_with_its_file(folder: Path) -> None:
 @pytest.mark.parametrize("option", ["weight_dtype", "attention_dtype"])
 @pytest.mark.parametrize("value", [None, 8, [["int8"]], {"int8": 1}, "int7"], ids=str)
 def test_a_precision_that_is_none_is_refused(folder: Path, option: str, value: Any, localattn: Command) -> None:
-    model, sidecar = folder / "model.onnx", sidecar_path(folder / "model.onnx")
-    sidecar = {name: x for name, x in json.loads(sidecar.read_text()).items() if name != SEAL}
+    model = folder / "model.onnx"
+    sidecar = {name: x for name, x in json.loads(sidecar_path(model).read_text()).items() if name != SEAL}
     sidecar["options"][option] = value
-    sidecar.write_text(json.dumps(sidecar))
+    sidecar_path(model).write_text(json.dumps(sidecar))
     finished = localattn("parity", model, "--against", folder / "half.onnx")
     assert finished.code == 2 and f"options.{option} must be one of fp32, fp16, bf16" in " ".join(finished.err.split())
     assert localattn("run", model).code == 0
