@@ -30,6 +30,7 @@ def canonical(content: bytes) -> Any:
     if not model.HasField("graph") or not model.ir_version:
         # An empty file, and some others, parse as an empty message.
         raise ValueError("It has no graph.")
+    judgement.check_count(model)
     if any(isinstance(name, bytes) for name in _names(model)):  # protobuf's error for other bytes
         raise ValueError("Its names are not in UTF-8.")
     _normalise(model)

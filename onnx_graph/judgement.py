@@ -16,6 +16,8 @@ from typing import Any
 
 # The largest exported models have about ten thousand nodes.
 MOST_NODES = 1 << 20
+# Nodes, weights, attributes and other parts of a file together.
+MOST_PARTS = 1 << 20
 # Bytes that nodes of functions may take after inlining, beyond those of the file.
 MOST_ADDED_BYTES = 1 << 28
 # onnxruntime needs half a microsecond even for a trivial node: half an hour in all.
@@ -56,6 +58,17 @@ _TYPED = {1: "float_data", 14: "float_data", 11: "double_data", 15: "double_data
 _TYPED |= {12: "uint64_data", 13: "uint64_data", _TEXT: "string_data"}
 _ALL_TYPED = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _EXTERNAL = 1
+# Lists of a graph or function.
+_PARTS = (
+    "node",
+    "initializer",
+    "sparse_initializer",
+    "input",
+    "output",
+    "attribute",
+    "attribute_proto",
+    "opset_import",
+)
 # The field of an attribute's value, by the numbers of onnx.AttributeProto.AttributeType.
 _VALUES = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 11: "sparse_tensor", 13: "tp"}
 _LISTS = {6: "floats", 7: "ints", 8: "strings", 9: "tensors", 10: "graphs", 12: "sparse_tensors", 14: "type_protos"}
@@ -120,6 +133,38 @@ def judge(model: Any, size: int, sizes: Sizes) -> Growth:
     return grown
 
 
+def check_count(model: Any) -> None:
+    """Refuse a model that has more parts than any model has, before each is looked at.
+
+    Raises:
+        Refused: there are more than `MOST_PARTS`.
+    """
+    left = MOST_PARTS
+
+    def count(*lists: Any) -> None:
+        nonlocal left
+        left -= sum(map(len, lists))
+        if left < 0:
+            raise Refused(f"It has more than {MOST_PARTS} nodes, weights and attributes.")
+
+    count(model.functions, model.opset_import)
+    bodies = [model.graph, *model.functions]
+    while bodies:
+        body = bodies.pop()
+        count(*(getattr(body, name, ()) for name in _PARTS))
+        tensors = list(getattr(body, "initializer", ()))
+        for node in body.node:
+            count(node.attribute)
+            for attribute in node.attribute:
+                count(attribute.tensors, attribute.graphs, attribute.sparse_tensors)
+                bodies += graphs_of_attribute(attribute)
+                tensors += attribute.tensors
+                if attribute.HasField("t"):
+                    tensors.append(attribute.t)
+        for tensor in tensors:
+            count(tensor.external_data)
+
+
 def lies_inside(location: str) -> bool:
     """Check that external data is in the model's folder or below it; ONNX allows no other place.
 
@@ -138,9 +183,14 @@ def domain_of(entry: Any) -> str:
 def graphs_of(node: Any) -> Iterator[Any]:
     """Yield the graphs inside a node of control flow."""
     for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g
+        yield from graphs_of_attribute(attribute)
+
+
+def graphs_of_attribute(attribute: Any) -> Iterator[Any]:
+    """Yield the graphs of an attribute."""
+    yield from attribute.graphs
+    if attribute.HasField("g"):
+        yield attribute.g
 
 
 def _shown(name: str) -> str:
@@ -387,10 +437,8 @@ def _tensors_of(attribute: Any) -> Iterator[Any]:
         yield attribute.t
     for sparse in _sparse_of(attribute):
         yield from (sparse.values, sparse.indices)
-    for graph in attribute.graphs:
+    for graph in graphs_of_attribute(attribute):
         yield from _tensors_in(graph)
-    if attribute.HasField("g"):
-        yield from _tensors_in(attribute.g)
 
 
 def _sparse_of(attribute: Any) -> Iterator[Any]:

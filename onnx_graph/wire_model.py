@@ -16,8 +16,12 @@ from typing import Any
 
 Data = mmap.mmap | bytes
 
-# More fields than any model has: each takes half a microsecond.
-MOST_FIELDS = 1 << 24
+# More fields than any model has, those in groups and of unknown numbers included: each takes about a microsecond.
+MOST_FIELDS = 1 << 22
+# Bytes of small messages of a large file whose fields are not counted, and those of its fields that lead to no weight,
+# such as the shapes of values.
+_UNCOUNTED = 1 << 24
+MOST_REST = 1 << 26
 _DEEPEST = 100
 # The first numbers of a list, which are kept; the others are only counted.
 _KEPT = 64
@@ -179,9 +183,18 @@ def read(data: Data) -> Message:
     return model
 
 
+class Allowance:
+    """Count down the fields that may still be read."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self) -> None:
+        self.fields = MOST_FIELDS
+
+
 class _Reader:
     def __init__(self, data: Data) -> None:
-        self._data, self._left = data, MOST_FIELDS
+        self._data, self._left = data, Allowance()
 
     def message(self, message: Message, start: int, end: int, depth: int) -> None:
         """Read the fields of a message, which may have some already."""
@@ -189,10 +202,7 @@ class _Reader:
             raise ValueError("messages are nested too deeply")
         message._size += end - start
         known = _FIELDS[message._kind]
-        for number, wire, value, stop, _ in fields(self._data, start, end):
-            self._left -= 1
-            if self._left < 0:
-                raise ValueError("it has more fields than any model")
+        for number, wire, value, stop, _ in fields(self._data, start, end, self._left):
             if number in known:
                 self._field(message._present, *known[number], wire, value, stop, depth)
 
@@ -255,17 +265,20 @@ def _number(kind: str, value: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) and kind not in ("f32", "f64") else value
 
 
-def fields(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+def fields(data: Data, at: int, end: int, left: Allowance) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield the fields of a message: number, wire type, its value and 0, or where the content begins and ends; and
     where the field itself begins.
 
     Groups are passed over, with what is in them. Source: protobuf.dev, "Encoding".
 
     Raises:
-        ValueError: it is not a message.
+        ValueError: it is not a message, or has more fields than are left.
     """
     groups: list[int] = []
     while at < end:
+        left.fields -= 1
+        if left.fields < 0:
+            raise ValueError("it has more fields than any model")
         begin = at
         tag, at = _varint(data, at, end)
         number, wire = tag >> 3, tag & 7
@@ -316,6 +329,9 @@ _LEADS = {
     "Graphs": {6: "Graph", 11: "Graph"},
 }
 _RAW, _ENTRIES, _PLACE = 9, 13, 14
+# Fields that lead to no weight, but to many small messages: operator sets, metadata, training; inputs, outputs, shapes
+# of values, quantization.
+_REST = {"Model": (8, 14, 20), "Graph": (11, 12, 13, 14, 16), "Function": (9, 12, 14), "Node": (9,)}
 
 
 def without_weights(data: Data, location: str, least: int) -> bytes:
@@ -337,35 +353,51 @@ class _Cutter:
 
     def __init__(self, data: Data, location: str, least: int) -> None:
         self._data, self._location, self._least = data, location, least
+        self._left, self._uncounted, self._rest = Allowance(), _UNCOUNTED, MOST_REST
 
     def message(self, kind: str, start: int, end: int, depth: int) -> list[bytes]:
-        """Return the pieces of a message; parse only messages that are large enough to hold such a weight."""
-        if end - start < self._least or depth > _DEEPEST:
+        """Return the pieces of a message; parse only messages that are large enough to hold such a weight.
+
+        The fields of smaller ones are counted where there is much of them.
+        """
+        if depth > _DEEPEST:
             return [self._data[start:end]]
         if kind == "Tensor":
             return self._tensor(start, end)
         leads, pieces, at = _LEADS[kind], [], start
-        for number, wire, value, stop, begin in fields(self._data, start, end):
-            if wire != _BYTES or number not in leads or stop - value < self._least:
+        if kind == "Node" and not self._is_constant(start, end):
+            leads = {5: "Graphs"}  # tensors in attributes of other nodes stay in place
+        for number, wire, value, stop, begin in fields(self._data, start, end, self._left):
+            if wire != _BYTES:
                 continue
-            if kind == "Node" and not self._is_constant(start, end):
-                inner = self.message("Graphs", value, stop, depth + 1)
-            else:
-                inner = self.message(leads[number], value, stop, depth + 1)
-            pieces += [self._data[at:begin], _written(number << 3 | _BYTES), _written(sum(map(len, inner))), *inner]
-            at = stop
+            if number not in leads:
+                self._rest -= stop - value if number in _REST.get(kind, ()) else 0
+                if self._rest < 0:
+                    raise ValueError("it has more shapes of values than any model")
+                continue
+            small = stop - value < self._least
+            if small:
+                self._uncounted -= stop - value
+                if self._uncounted >= 0:
+                    continue
+            inner = self.message(leads[number], value, stop, depth + 1)
+            if not small:
+                pieces += [self._data[at:begin], _written(number << 3 | _BYTES), _written(sum(map(len, inner))), *inner]
+                at = stop
         return [*pieces, self._data[at:end]]
 
     def _is_constant(self, start: int, end: int) -> bool:
-        """Return whether a node is a Constant; tensors in attributes of other nodes stay in place."""
+        """Return whether a node is a Constant."""
         found = (
-            self._data[value:stop] for number, wire, value, stop, _ in fields(self._data, start, end) if number == 4
+            self._data[value:stop]
+            for number, wire, value, stop, _ in fields(self._data, start, end, self._left)
+            if number == 4 and wire == _BYTES
         )
         return [*found][-1:] == [b"Constant"]
 
     def _tensor(self, start: int, end: int) -> list[bytes]:
         """Return a tensor that refers to its raw bytes in the file instead of containing them."""
-        found = [field for field in fields(self._data, start, end) if field[0] in (_RAW, _ENTRIES, _PLACE)]
+        found = [field for field in fields(self._data, start, end, self._left) if field[0] in (_RAW, _ENTRIES, _PLACE)]
         if len(found) != 1 or found[0][0] != _RAW or found[0][3] - found[0][2] < self._least:
             return [self._data[start:end]]
         _, _, value, stop, begin = found[0]

@@ -94,6 +94,76 @@ def test_two_versions_of_one_domain_are_refused() -> None:
         OnnxFile.of_bytes(made.SerializeToString()).check()
 
 
+FEW = 400
+LARGE = b"\0" * onnx_file.LARGE_TENSOR
+# A model of very many parts: where they are, and one of them.
+MANY: dict[str, tuple[tuple[int, ...], bytes]] = {
+    "nodes": ((7,), b"\x0a\x00"),
+    "weights": ((7,), b"\x2a\x00"),
+    "sizes of a weight": ((7, 5), b"\x08\x01"),
+    "places of a weight": ((7, 5), b"\x6a\x00"),
+    "attributes": ((7, 1), b"\x2a\x00"),
+    "tensors of an attribute": ((7, 1, 5), b"\x52\x00"),
+    "graphs of an attribute": ((7, 1, 5), b"\x5a\x00"),
+    "nodes of a graph in a node": ((7, 1, 5, 6), b"\x0a\x00"),
+    "shapes": ((7,), b"\x6a\x00"),
+    "operator sets": ((), b"\x42\x00"),
+    "functions": ((), b"\xca\x01\x00"),
+    "nodes of a function": ((25,), b"\x3a\x00"),
+    "unknown fields of the model": ((), b"\x98\x3e\x01"),
+    "unknown fields of a node": ((7, 1), b"\x98\x3e\x01"),
+    "unknown fields in a group": ((), b"\xa3\x01" + b"\x78\x01" * 2 * FEW + b"\xa4\x01"),
+}
+
+
+def many(kind: str, rest: int) -> bytes:
+    """A model with twice `FEW` parts of a kind and, at the end of the same message, an unknown field of this length."""
+    place, part = MANY[kind]
+    content = part * (2 if "group" in kind else 2 * FEW) + (wire_model._field(1000, bytes(rest)) if rest else b"")
+    for number in reversed(place):
+        content = wire_model._field(number, content)
+    return model([node("Identity", ["x"], ["y"])]) + content
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_very_many_parts_are_refused_before_each_is_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of 16 MB took two minutes, one of 34 MB longer: neither the size nor the nodes alone bound it."""
+    monkeypatch.setattr(wire_model, "MOST_FIELDS", FEW)
+    monkeypatch.setattr(judgement, "MOST_PARTS", FEW)
+    path = tmp_path / "m.onnx"
+    for limit, rest in (
+        (onnx_file.IN_MEMORY, 0),
+        (100, 0),
+        (100, len(LARGE)),
+    ):  # whole in memory; small; large messages
+        if limit > 100 and kind in ("sizes of a weight", "shapes", *(each for each in MANY if "unknown" in each)):
+            continue  # onnx's own parser reads these at once
+        monkeypatch.setattr(onnx_file, "IN_MEMORY", limit)
+        monkeypatch.setattr(wire_model, "_UNCOUNTED", 0)
+        path.write_bytes(many(kind, rest))
+        with pytest.raises(UsageError) as caught:
+            OnnxFile.read(path).check()
+        assert "more than" in caught.value.why or "another kind of file" in caught.value.why, caught.value.why
+        with pytest.raises(verify.Fault):
+            verify.check_model(path)
+
+
+def test_bytes_that_lead_to_no_weight_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnx's parser makes a hundred bytes of each two of them."""
+    monkeypatch.setattr(onnx_file, "IN_MEMORY", 100)
+    path = tmp_path / "m.onnx"
+    made = onnx.load_from_string(model([node("Identity", ["x"], ["y"])]))
+    made.graph.value_info.add(name="y").type.tensor_type.shape.dim.extend([onnx.TensorShapeProto.Dimension()] * 500)
+    path.write_bytes(made.SerializeToString())
+    OnnxFile.read(path).check()
+    monkeypatch.setattr(wire_model, "_UNCOUNTED", 0)
+    monkeypatch.setattr(wire_model, "MOST_REST", 1000)
+    with pytest.raises(UsageError, match="not an ONNX model"):
+        OnnxFile.read(path).check()
+
+
 @pytest.mark.parametrize("where", ["graph", "Constant", "branch"])
 def test_weights_of_a_large_file_stay_in_it(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_file, "IN_MEMORY", 100)

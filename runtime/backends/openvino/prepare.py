@@ -41,6 +41,8 @@ _JOINED = frozenset(
 )  # fmt: skip
 # The sum of the squares of their places in their rows: 1,172 in one row.
 _MOST_JOINED = 1 << 29
+# What an operator adds to the places after it, where it is not one: 1,000 Identities took 0.25 s, 2,000 took 1.7 s.
+_ADDED = {"Identity": 1 / 3}
 # The domains of operators that OpenVINO 2026.4 reads.
 _DOMAINS = ("", "ai.onnx.ml", "com.microsoft", "org.openvinotoolkit", "org.pytorch.aten", "mmdeploy")
 # Operators whose results may exceed 32 bits if an operand does. Slice and similar operators clip what is too large.
@@ -139,13 +141,13 @@ def _check_rows(model: Any, file: OnnxFile) -> None:
     if sum(place * place for place in places) > _MOST_JOINED:
         raise UsageError(
             f"{file.name} cannot be run in OpenVINO.",
-            why=f"Up to {max(places)} of its operators in a row compute number by number; OpenVINO would join them "
-            "for minutes.",
+            why=f"Up to {round(max(places))} of its operators in a row compute number by number; OpenVINO would "
+            "join them for minutes.",
             fix=f"Run it in onnxruntime: leave {argument('runtime')} out.",
         )
 
 
-def _places_in_rows(graph: Any) -> list[int]:
+def _places_in_rows(graph: Any) -> list[float]:
     """Return the places, from 1, of nodes in rows of operators that OpenVINO joins; nodes are in any order."""
     joined = [node for node in graph.node if node.op_type in _JOINED and not node.domain]
     readers = Counter(name for node in graph.node for name in set(reads(node)))
@@ -156,13 +158,14 @@ def _places_in_rows(graph: Any) -> list[int]:
     for index, needed in enumerate(before):
         for maker in needed:
             after[maker].append(index)
-    places, waiting = [1] * len(joined), [len(needed) for needed in before]
+    added = [_ADDED.get(node.op_type, 1.0) for node in joined]
+    places, waiting = list(added), [len(needed) for needed in before]
     ready = [index for index, count in enumerate(waiting) if not count]
     while ready:
         maker = ready.pop()
         for reader in after[maker]:
             if sum(readers[name] for name in joined[maker].output) == 1:
-                places[reader] = max(places[reader], places[maker] + 1)
+                places[reader] = max(places[reader], places[maker] + added[reader])
             waiting[reader] -= 1
             if not waiting[reader]:
                 ready.append(reader)

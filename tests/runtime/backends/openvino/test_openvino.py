@@ -69,7 +69,7 @@ def test_a_file_that_counts_beyond_32_bits_is_refused(tmp_path: Path) -> None:
 def test_rows_that_it_would_join_for_minutes_are_refused_before(order: int, tmp_path: Path) -> None:
     """In any order of the nodes; a value that is read twice ends a row."""
     names = ["x", *(f"v{index}" for index in range(1199)), "y"]
-    kinds = ("Relu", "Neg", "Identity")
+    kinds = ("Relu", "Neg", "Abs")
     nodes = [
         onnx.helper.make_node(kinds[index % 3], [read], [write]) for index, (read, write) in enumerate(pairwise(names))
     ]
@@ -85,6 +85,20 @@ def test_rows_that_it_would_join_for_minutes_are_refused_before(order: int, tmp_
             with pytest.raises(UsageError, match="cannot be run in OpenVINO") as refused, prepare.readable(file):
                 pass
             assert "1200 of its operators in a row" in refused.value.why
+
+
+def test_identities_are_cheap_but_end_no_row() -> None:
+    """OpenVINO removes them, and then joins what is before and after."""
+
+    def row(kinds: str) -> list[float]:
+        of = {"i": "Identity", "r": "Relu"}
+        nodes = [onnx.helper.make_node(of[kind], [f"v{index}"], [f"v{index + 1}"]) for index, kind in enumerate(kinds)]
+        return prepare._places_in_rows(onnx.helper.make_graph(nodes, "g", [], []))
+
+    assert (
+        sum(place**2 for place in row("i" * 2000)) < prepare._MOST_JOINED < sum(place**2 for place in row("i" * 5000))
+    )
+    assert max(row("ri" * 30)) == pytest.approx(40) and max(row("r" * 30)) == 30
 
 
 def test_a_step_file_is_fed_call_by_call(tmp_path: Path) -> None:
