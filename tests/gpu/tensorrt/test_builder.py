@@ -285,8 +285,9 @@ def test_nothing_is_replaced_unasked(localattn: Callable[..., Finished], tmp_pat
 def test_paths_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not called an engine"):
         build_engine(request(tmp_path / "small.plan", small_model()))
+    (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Cannot write"):
-        build_engine(request(tmp_path / "x.engine", small_model(), timing_cache=tmp_path / "nowhere" / "cache"))
+        build_engine(request(tmp_path / "x.engine", small_model(), timing_cache=tmp_path / "file" / "cache"))
 
 
 @pytest.mark.parametrize("target", ["sm_87", "rtx60", "sm_"])
