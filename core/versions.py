@@ -54,7 +54,8 @@ def too_new(reason: str) -> str:
         reason: onnxruntime's message.
     """
     if _ONLY_4_BITS in reason:
-        return f"Update onnxruntime to {WIDE_BLOCKS_FROM} or later."
+        other = argument("weight_dtype", "int8-dynamic")
+        return f"Update onnxruntime to {WIDE_BLOCKS_FROM} or later, or export again with {other}."
     ir, opset = _TOO_NEW_IR.search(reason), _TOO_NEW_OPSET.search(reason)
     if ir is not None:
         place, needed, newest = 0, int(ir[1]), int(ir[2])

@@ -32,7 +32,9 @@ Mode = Literal["full", "step", "prefill"]
 # Element type of the file.
 Dtype = Literal["fp32", "fp16", "bf16"]
 # Element type of the weights of linear layers, where it differs from the file's.
-WeightDtype = Literal["int8", "int4", "fp8", "int8-qdq"]
+WeightDtype = Literal["int8", "int4", "int8-dynamic", "fp8", "int8-qdq"]
+# Element type of large tables of embeddings, in files whose linear layers are stored in blocks.
+TableDtype = Literal["int8", "int4"]
 AttentionDtype = Literal["fp8"]
 # What a Hugging Face model is for.
 Task = Literal["feature-extraction", "fill-mask", "text-classification", "token-classification", "text-generation"]
@@ -193,8 +195,9 @@ class PrecisionOptions:
     )
     weight_dtype: WeightDtype | None = option(
         None,
-        "Type of the weights of linear layers. int8: 8-bit products, scaled at run time. int4: 4-bit weights in blocks "
-        f"of 32. fp8, int8-qdq: 8-bit products in TensorRT engines. (Default: that of {argument('dtype')}.)",
+        "Type of the weights of linear layers. int8, int4: 8-bit or 4-bit weights in blocks of 32. int8-dynamic: 8-bit "
+        "products, scaled at run time. fp8, int8-qdq: 8-bit products in TensorRT engines. "
+        f"(Default: that of {argument('dtype')}.)",
         "Precision",
         recorded=True,
     )
@@ -239,6 +242,20 @@ class CheckpointOptions(PrecisionOptions):
         None,
         "Largest number of positions in a Hugging Face step file. (Default: 4096, or the model's if it has fewer.)",
         "Step files",
+    )
+    table_dtype: TableDtype | None = option(
+        None,
+        f"Large tables of embeddings, and heads that share them, with {argument('weight_dtype', 'int8')} or int4. "
+        "(Default: int8.)",
+        "Precision",
+        recorded=True,
+    )
+    calibration: str | Path | None = option(
+        None,
+        "A text on which weights are rounded, or an .npz with inputs of the model, for weights or tables in int4. "
+        "(Default: a text that ships with the package.)",
+        "Precision",
+        typed="file",
     )
     attention_dtype: AttentionDtype | None = option(
         None,
@@ -331,7 +348,9 @@ class ExportRequest(FileOptions, CheckpointOptions):
     @property
     def inputs(self) -> list[Path]:
         """The files that are read, except those that are found next to them."""
-        return [Path(path) for path in (self.checkpoint, self.config, self.golden) if path is not None]
+        return [
+            Path(path) for path in (self.checkpoint, self.config, self.golden, self.calibration) if path is not None
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

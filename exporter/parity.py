@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..core.documents.sidecar import Sidecar, class_title
@@ -67,7 +68,8 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         check_signature(candidate, source, reference.inputs)
     notes += [*altered(candidate.file), *candidate.notes]
     unproven = () if was_proven(candidate) else source.not_in_weights
-    module, windows = untouched_module(reference.source, candidate.precision), reference.source.window_views()
+    module = partial(untouched_module, reference.source, candidate.precision)
+    windows = reference.source.window_views()
     return compare_models(request, candidate, reference, FLOAT64, windows, notes, progress, module, unproven)
 
 

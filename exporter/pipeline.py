@@ -120,6 +120,9 @@ class Job(ABC, Generic[R]):
         """Return a traced model in the form that the options ask for."""
         return written_form(part.model, part.nodes, self.options)
 
+    def written(self) -> None:
+        """Free what only the making of the files needed; their checks follow."""
+
     def external_data_from(self, model: ir.Model) -> int:
         """Return the size of the weights in bytes from which they go into a file of their own."""
         return self.options.external_data_from
@@ -174,6 +177,7 @@ def run(job: Job[R], progress: Progress = lambda _: None) -> R:
         parts = job.trace(progress)
         parts = [replace(part, form=job.lower(part)) for part in parts]
         parts = write(job, parts, folder)
+        job.written()
         parts = [check(job, part, progress) for part in parts]
         parts = without_functions(job, parts, progress)
         return publish(job, parts, folder, progress)

@@ -17,6 +17,8 @@ Part = Literal["calibration", "judgement", "ranking"]
 PARTS: tuple[Part, ...] = ("calibration", "judgement", "ranking")
 
 _HEADING = "=== "
+# Characters of a passage of any other text.
+_LONGEST = 4000
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,17 @@ def passages(part: Part) -> tuple[Passage, ...]:
         else:
             found[-1][1].append(line)
     return tuple(Passage(name, "\n".join(inside).strip("\n")) for name, inside in found)
+
+
+def passages_of(text: str) -> tuple[Passage, ...]:
+    """Cut any text into passages of some hundred words, at empty lines where it has some."""
+    found: list[str] = [""]
+    for piece in text.split("\n\n"):
+        for start in range(0, max(1, len(piece)), _LONGEST):
+            if len(found[-1]) >= _LONGEST // 2:
+                found.append("")
+            found[-1] += ("\n\n" if found[-1] else "") + piece[start : start + _LONGEST]
+    return tuple(Passage(f"passage {place}", kept) for place, kept in enumerate(found) if kept.strip())
 
 
 def raw(part: Part) -> bytes:

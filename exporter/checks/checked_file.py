@@ -84,6 +84,15 @@ class ExportedFile(CheckedFile):
         """Report how large fp16 values were during the comparison; None if they were not watched."""
         return None
 
+    @property
+    def has_quality(self) -> bool:
+        """Whether its weights are rounded, and it gives logits for text, so that it can tell what rounding costs."""
+        return False
+
+    def quality(self) -> CheckRecord:
+        """Tell what rounding costs on text."""
+        raise NotImplementedError
+
     @abstractmethod
     def integers(self) -> CheckRecord:
         """Bound the integers of the file."""

@@ -22,13 +22,16 @@ from ..source.source_model import SourceModel
 MOST_TOKENS = 4096
 # Weights times tokens that the reference multiplies over all sizes; beyond, it is compared at fewer of them. A core
 # multiplies some 10¹⁰ of them a second in float64.
-MOST_WORK = 5 * 10**11
+MOST_WORK = 15 * 10**10
+
+
+# A model that multiplies a token by more numbers than this one takes 10 ms and more for it: fewer tokens are fed.
+HEAVY = 2 * 10**7
 
 
 def most_tokens(source: SourceModel) -> int:
     """Return how many tokens the rows of a model may have together, so that its reference does not take minutes."""
-    weights = sum(x.numel() for x in source.state.values())
-    return min(MOST_TOKENS, MOST_WORK // max(1, weights))
+    return min(MOST_TOKENS, MOST_WORK // max(1, source.work))
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -68,7 +69,8 @@ def check_parity(
             first_run.update(inputs=inputs.arrays, outputs=outputs)
         del outputs  # before others are made: logits of a large vocabulary are large
         if meter is not None:
-            meter.take(reference, inputs.arrays, expected)
+            missed = not all(comparison.passed for comparison in comparisons)
+            meter.take(reference, inputs.arrays, expected, missed=missed)
         sample = reference.sample(inputs.arrays)
         del expected
         found += [(inputs.name, comparison) for comparison in comparisons]
@@ -90,7 +92,7 @@ def _static_sets(
         return random_inputs(specs, seed, token_limit=source.token_limit)
 
     length, batch = source.shapes.seq_len, source.shapes.batch
-    weights = max(1, sum(x.numel() for x in source.state.values()))
+    weights = max(1, source.work)
     rows = judged.rows(length, length, length, specs)
     if not rows:
         yield from (InputSet(f"seed {seed}", drawn(seed)) for seed in seeds)
@@ -119,8 +121,8 @@ def _lengthened(row: Row, place: int, length: int, tokens: Tokens) -> Row:
 
 
 def baseline_meter(source: SourceModel, dtype: str, tolerance: Tolerance) -> BaselineMeter | None:
-    """Return the meter of upstream's own error in half precision; None if the tolerance does not use it."""
-    return BaselineMeter(untouched_module(source, dtype), dtype) if tolerance.takes_baseline else None
+    """Return the meter of upstream's own error in a precision; None if the tolerance does not use it."""
+    return BaselineMeter(partial(untouched_module, source, dtype), dtype) if tolerance.takes_baseline else None
 
 
 def check_input_sets(
@@ -169,7 +171,8 @@ def check_input_sets(
         found += [(inputs.name, comparison) for comparison in comparisons]
         alone |= {inputs.name} if inputs.alone else set()
         if meter is not None:
-            meter.take(reference, inputs.arrays, expected)
+            missed = not all(comparison.passed for comparison in comparisons)
+            meter.take(reference, inputs.arrays, expected, missed=missed)
         del expected  # before the next one is made: logits of a large vocabulary are large
     if not found:
         return not_proven("no inputs were compared")
@@ -227,8 +230,8 @@ def parity_record(
         detail = f"on '{name}' alone; {detail}"
     text = f"{_error(worst)} against {reference.name} (tolerance {tolerance.describe()}), {detail}"
     if baseline is not None:
-        text += f"; {both_errors(worst, baseline)}"
-    elif meter is not None:
+        text = f"{both_errors(worst, baseline)}; {text}"
+    elif meter is not None and meter.why_none:
         text += f"; {table_alone(meter.why_none)}"
     passed = all(output.passed for output in outputs) and not bad
     if passed and why:

@@ -132,10 +132,9 @@ def _input_sets(judged: Judged, reference: ReferenceRunner, axes: Sequence[str])
     windows = [window for window in source.windows if not window.sees_all]
     now: Mapping[str, int] = {BATCH: source.shapes.batch, SEQUENCE: _longest(source)}
     trials: Sequence[Mapping[str, int]] = sweep_sizes(axes, now, SEQUENCE, windows)
-    weights = sum(x.numel() for x in source.state.values())
     tokens = sum(sizes[BATCH] * sizes[SEQUENCE] for sizes in trials)
-    if source.family.longest_compared(source.args) is not None and weights * tokens > MOST_WORK:
-        trials = fewer_sizes(trials, _edges(source))
+    if source.family.longest_compared(source.args) is not None and source.work * tokens > MOST_WORK:
+        trials = fewer_sizes(trials, {max(_edges(source), default=0)})
         if judged.tokens is not None and SEQUENCE in axes:  # the longest row of text is the longest sequence
             trials = [{**x, BATCH: 1} if BATCH in axes and x[SEQUENCE] in _edges(source) else x for x in trials[1:]]
             trials = [x if x[BATCH] == 1 else {**x, SEQUENCE: min(_FEW, x[SEQUENCE])} for x in trials]

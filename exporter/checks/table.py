@@ -18,6 +18,7 @@ from ...runtime.parity.overflow import FP16_RANGE
 from .checked_file import CheckedFile, ConvertedFile, ExportedFile, Kind, SequenceFile
 from .loads import check_loads, check_model
 from .outcome import skipped
+from .quality import QUALITY
 
 EVERY: frozenset[Kind] = frozenset({"checkpoint", "steps", "module", "convert"})
 EXPORTS: frozenset[Kind] = frozenset({"checkpoint", "steps", "module"})
@@ -91,6 +92,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(PARITY, _of_kind(ExportedFile.parity), EXPORTS),
     Check(FP16_RANGE, _of_kind(ExportedFile.halves), EXPORTS, where=lambda file: file.halves() is not None),
+    Check(QUALITY, _of_kind(ExportedFile.quality), EXPORTS, quick=False, where=lambda file: file.has_quality),
     Check(ROWS, _of_kind(SequenceFile.rows), SEQUENCES, where=_open_batch),
     Check(WINDOW_CHECK, _of_kind(SequenceFile.window), SEQUENCES, quick=False, of_nodes=True),
     Check(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ...core.tensors import BATCH, SEQUENCE
 from ...runtime.inputs.arrays import check_drawable
 from ...runtime.parity.golden import Golden
 from ...runtime.parity.runner import SessionRunner
+from ...runtime.text_inputs.tokens import Tokens
 from ..artifact.accompanying_files import check_accompanying_files, copy_accompanying_files
 from ..artifact.serialize import message
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
@@ -26,6 +28,7 @@ from ..checks.judged import Judged
 from ..checks.layers import check_layer_windows
 from ..checks.parity import check_parity
 from ..checks.quadratic_memory import Shape, SizesInUse, check_quadratic_memory, graph_shapes, unused_first
+from ..checks.quality import check_quality, has_quality
 from ..checks.sweep import check_dynamic_memory, check_sweep, rows_of_checkpoint
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
 from ..checks.window import check_window
@@ -34,7 +37,7 @@ from ..lowering import functions, trace
 from ..lowering.quantize.blocked import Rounding
 from ..lowering.quantize.fp8_attention import check_attention, measure, quantize_attention
 from ..lowering.quantize.on_text import rounding_on_text
-from ..lowering.quantize.weights import check_weights, quantize_weights, spans_tokens
+from ..lowering.quantize.weights import check_rounding, check_weights, quantize_weights, spans_tokens
 from ..models.family import TORCH_DTYPE
 from ..models.forms import FolderFamily
 from ..options import ExportRequest, recorded
@@ -122,11 +125,15 @@ class CheckpointJob(RequestJob):
         if request.attention_dtype is not None:
             progress("Measuring attention")
             model = quantize_attention(model, measure(source, model))
-        self.rounding = rounding_on_text(request.weight_dtype, source, request.checkpoint)
+        self.rounding = rounding_on_text(request, source)
         if request.weight_dtype is not None:
             progress("Quantizing")
             model = quantize_weights(model, request.weight_dtype, self.rounding)
         return [Part(request.output, model, list(trace.attention_nodes(model)))]
+
+    def written(self) -> None:
+        if self.request.dynamic:  # a file of one length is traced again at another one
+            self.source.forget_weights()
 
     def checked(self, part: Part, progress: Progress) -> CheckpointFile:
         return CheckpointFile(part, self, progress)
@@ -180,6 +187,7 @@ def check_precision(request: ExportRequest) -> None:
     if request.dtype not in TORCH_DTYPE:
         raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
     check_weights(request.weight_dtype, request.dtype, request.opset, standard_ops=request.standard_ops)
+    check_rounding(request.weight_dtype, request.table_dtype, calibrated=request.calibration is not None)
     check_attention(request.attention_dtype, request.dtype, request.opset)
 
 
@@ -212,11 +220,9 @@ class CheckpointFile(SequenceFile):
         return check_golden(SessionRunner(self.session), golden, request.tolerance, request.precision, self._source)
 
     def parity(self) -> CheckRecord:
-        request, source = self._request, self._source
+        request = self._request
         # Of a file in fp16 it holds a session of its own, which ends here.
-        judged = Judged.open(
-            self.path, self.session, request.dtype, request.precision, tokens_of(request.checkpoint, source)
-        )
+        judged = Judged.open(self.path, self.session, request.dtype, request.precision, self._tokens)
         record = self._compared(judged)
         self._range = judged.range_record()
         self.session.wake()
@@ -232,6 +238,27 @@ class CheckpointFile(SequenceFile):
 
     def halves(self) -> CheckRecord | None:
         return self._range
+
+    @property
+    def has_quality(self) -> bool:
+        request = self._request
+        return request.weight_dtype is not None and has_quality(self._source, self._tokens)
+
+    def quality(self) -> CheckRecord:
+        request, source, tokens = self._request, self._source, self._tokens
+        assert tokens is not None
+        axes = request.dynamic or ()
+        source = source.resized(batch=1) if BATCH in axes else source
+        multiple = 1 if getattr(source.args, "autopad", True) else source.window_size
+        self.session.wake()
+        runner = SessionRunner(self.session, rests=True)
+        return check_quality(
+            runner, source, tokens, self.path, dtype=request.dtype, multiple=multiple if SEQUENCE in axes else 0
+        )
+
+    @cached_property
+    def _tokens(self) -> Tokens | None:
+        return tokens_of(self._request.checkpoint, self._source)
 
     def rows(self) -> CheckRecord:
         request, axes = self._request, self._request.dynamic or ()

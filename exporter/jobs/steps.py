@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from ...core.storage.outputs import Output
 from ...core.tensors import SEQUENCE
 from ...runtime.parity.golden import Golden
 from ...runtime.session import Session
+from ...runtime.text_inputs.tokens import Tokens
 from ..artifact.publish import prefill_output
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from ..checks.checked_file import ExportedFile
 from ..checks.golden import check_golden, open_golden
 from ..checks.judged import Judged
-from ..checks.steps import check_step_parity, step_runner
+from ..checks.quality import ROW as QUALITY_ROW
+from ..checks.quality import check_quality, has_quality
+from ..checks.steps import at_length, check_step_parity, step_runner
 from ..checks.wide_integers import check_wide_integers
 from ..export_report import ExportReport
 from ..lowering.quantize.on_text import rounding_on_text
@@ -74,7 +78,7 @@ class StepsJob(RequestJob):
 
     def trace(self, progress: Progress) -> list[Part]:
         request = self.request
-        self.rounding = rounding_on_text(request.weight_dtype, self.files[request.output].source, request.checkpoint)
+        self.rounding = rounding_on_text(request, self.files[request.output].source)
         parts = []
         for path, source in self.files.items():
             progress(f"Tracing the model, {source.chunk} token(s) a call")
@@ -83,6 +87,9 @@ class StepsJob(RequestJob):
                 model = quantize_weights(model, request.weight_dtype, self.rounding)
             parts.append(Part(path, model, list(step_nodes(model))))
         return parts
+
+    def written(self) -> None:
+        self.files[self.request.output].source.forget_weights()
 
     def checked(self, part: Part, progress: Progress) -> StepFile:
         return StepFile(part, self, progress)
@@ -154,6 +161,7 @@ class StepFile(ExportedFile):
             job.sessions,
         )
         self.judged: Judged | None = None
+        self._pair = len(job.files) > 1
         self._sessions[self._source.chunk] = self
 
     @property
@@ -173,13 +181,31 @@ class StepFile(ExportedFile):
         asked = self._asked
         tolerance = asked.tolerance(asked.precision)
         then = self._then
-        tokens = tokens_of(asked.checkpoint, self._source.source)
-        self.judged = judged = Judged.open(self.path, self.session, asked.dtype, asked.precision, tokens)
+        self.judged = judged = Judged.open(self.path, self.session, asked.dtype, asked.precision, self._tokens)
         judged.others = [] if then is None else [then]
-        return check_step_parity(judged, self._source, asked.dtype, tolerance, then, quick=asked.quick)
+        later = self._pair and self._source.chunk == 1
+        return check_step_parity(
+            judged, self._source, asked.dtype, tolerance, then, quick=asked.quick, wraps_later=later
+        )
 
     def halves(self) -> CheckRecord | None:
         return None if self.judged is None else self.judged.range_record()
+
+    @property
+    def has_quality(self) -> bool:
+        rounded = self._asked.weight_dtype is not None and has_quality(self._source.source, self._tokens)
+        return rounded and not (self._pair and self._source.chunk == 1)
+
+    def quality(self) -> CheckRecord:
+        tokens, source = self._tokens, self._source
+        assert tokens is not None
+        runner = step_runner(self.session, source, self._asked.dtype, None, None)
+        longest = at_length(source, min(source.max_positions, QUALITY_ROW))
+        return check_quality(runner, longest, tokens, self.path, dtype=self._asked.dtype, multiple=source.chunk)
+
+    @cached_property
+    def _tokens(self) -> Tokens | None:
+        return tokens_of(self._asked.checkpoint, self._source.source)
 
     def integers(self) -> CheckRecord:
         return check_wide_integers(self.model, self.path.parent, self._source.integer_limits(self._asked.dtype))

@@ -34,6 +34,7 @@ from ..models.family import TORCH_DTYPE
 from ..source.source_model import SourceModel
 from ..source.step_source import StepSource
 from .functions import attach_functions
+from .rewriting import first_nodes_tried_first
 from .translations import translations_made_once
 
 # Loggers with messages about packages the user did not ask for, and about attributes that do not matter here.
@@ -137,7 +138,7 @@ def trace_module(
         ExportFailed: PyTorch's exporter could not export it.
     """
     check_opset(opset)
-    with _quiet(), translations_made_once(), torch.no_grad():
+    with _quiet(), translations_made_once(), first_nodes_tried_first(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 entry,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -139,6 +140,7 @@ class Family(ABC, Generic[ArgsT]):
         batch_axis: which axis of data inputs and outputs is the batch.
         sequence_axis: which axis of outputs counts positions.
         samples: the reference can compute single positions, which long sequences need.
+        loads_reference: the reference is loaded from the user's files, and needs none of the exporter's weights.
         casts_inputs: whether the inputs themselves take the file's element type, because no matrix is applied to them.
         sizes_are_arguments: heads and head size are arguments of the class, not shapes of its inputs.
         has_experts: some of its models have experts, which rounding may choose: see `undecided`.
@@ -160,6 +162,7 @@ class Family(ABC, Generic[ArgsT]):
     batch_axis: int = 0
     sequence_axis: int = -2
     samples: bool = False
+    loads_reference: bool = False
     casts_inputs: bool = False
     sizes_are_arguments: bool = True
     has_experts: bool = False
@@ -252,15 +255,20 @@ class Family(ABC, Generic[ArgsT]):
         """
         return None
 
-    def untouched(self, spec: ModelSpec[ArgsT], original: Callable[[], nn.Module]) -> nn.Module | None:
-        """Return upstream's own module in fp32, called with the file's inputs by name and returning its first output.
+    def untouched(self, spec: ModelSpec[ArgsT], original: Callable[[], nn.Module]) -> Callable[..., Tensor] | None:
+        """Return a function that calls upstream's own module in fp32, and returns its first output.
 
-        It is None where upstream's module is its class, built from its arguments.
+        It takes the file's inputs by name, and `positions`: an int64 tensor of those to compute, None for all. It is
+        None where upstream's module is its class, built from its arguments.
 
         Args:
             spec: the model.
-            original: loads it from the user's files.
+            original: returns upstream's module.
         """
+        return None
+
+    def head_positions(self, spec: ModelSpec[ArgsT]) -> NDArray[np.int64] | None:
+        """Return the positions of a sequence at which the outputs are compared, where all would be too many."""
         return None
 
     def longest_compared(self, args: ArgsT) -> int | None:

@@ -49,7 +49,7 @@ class ReferenceRunner(Runner):
         few_sequences: bool = False,
     ) -> None:
         self.source, self._dtype, self._axes = source, dtype, tuple(axes)
-        self._samples, self._few_sequences = samples, few_sequences
+        self._samples, self._few_sequences, self._heads = samples, few_sequences, True
         self.inputs, self.outputs = dynamic_specs(source, dtype, axes), list(source.outputs)
         self.batch, self.token_limit = source.shapes.batch, source.token_limit
         # Inputs and which of their tokens are undecided: that takes a run in float64, and is asked for each output.
@@ -86,7 +86,9 @@ class ReferenceRunner(Runner):
         found: dict[int, NDArray[np.bool_]] = {}
         if self._few_sequences and batch > 2:
             found[source.family.batch_axis] = np.isin(np.arange(batch), (0, batch - 1))
-        positions = sampled_positions(source) if self._samples else None
+        positions = source.family.head_positions(source.spec) if self._heads else None
+        if positions is None and self._samples:
+            positions = sampled_positions(source)
         return found if positions is None else found | {self.sequence_axis(): np.isin(np.arange(length), positions)}
 
     def counted(self, inputs: Arrays, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
@@ -97,7 +99,11 @@ class ReferenceRunner(Runner):
         kept, decided = self._kept(inputs)
         if decided is not None and _share(kept, decided) >= _LEAST_DECIDED:
             kept = decided if kept is None else kept & decided
-        return None if kept is None else kept_rows(take_sample(kept, self.sample(inputs)), shape)
+        if kept is None:
+            return None
+        # A mask has no axis of channels behind that of positions.
+        sample = {axis + 1 if axis < -1 else axis: chosen for axis, chosen in self.sample(inputs).items()}
+        return kept_rows(take_sample(kept, sample), shape)
 
     def hardly_decided(self, inputs: Arrays) -> bool:
         """Return whether rounding decides the experts of nearly all tokens, so that a difference would show nothing."""
@@ -116,7 +122,9 @@ class ReferenceRunner(Runner):
 
     def unsampled(self) -> ReferenceRunner:
         """Return the same reference without sampling."""
-        return ReferenceRunner(self.source, self._dtype, self._axes)
+        whole = ReferenceRunner(self.source, self._dtype, self._axes)
+        whole._heads = False
+        return whole
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
         """Return the smallest and largest size of an input's axis; the longest sequence is the source's."""

@@ -112,6 +112,29 @@ class SourceModel:
         """
         return self.at(replace(self.shapes, **sizes))
 
+    def loaded_original(self) -> nn.Module:
+        """Return upstream's own module, loaded from the user's files once for the reference and for its own error."""
+        return self._float64.original()
+
+    @property
+    def work(self) -> int:
+        """How many numbers a token is multiplied by; without tables whose logits are compared at few positions."""
+        tensors = {id(x): x for x in self.state.values()}.values()
+        tables = 0 if self.family.head_positions(self.spec) is None else self.token_limit
+        return sum(x.numel() for x in tensors if not (x.ndim == 2 and tables and len(x) == tables))
+
+    def forget_weights(self) -> None:
+        """Free the weights where nothing needs them once the file is written; their shapes stay.
+
+        That is where the reference is upstream's own module, which is loaded from the user's files.
+        """
+        if not self.family.loads_reference or not isinstance(self.state, dict):
+            return
+        bare: dict[int, Tensor] = {}
+        for name, x in list(self.state.items()):
+            self.state[name] = bare.setdefault(id(x), torch.empty_like(x, device="meta"))
+            bare[id(self.state[name])] = self.state[name]
+
     @property
     def title(self) -> str:
         """The class in words, as a sidecar has it."""

@@ -21,6 +21,7 @@ from ...core.errors import ExportFailed, UsageError
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ...core.text.read import Part
 from ...core.tolerance import Tolerance
+from ...onnx_graph.block_weights import BITS
 from ...onnx_graph.precision import fp32_to_half
 from ...runtime.inputs.arrays import check_drawable
 from ...runtime.inputs.size_sweep import sweep_sizes
@@ -222,8 +223,9 @@ class OpenedModule:
     def _rounding(self) -> Rounding | None:
         """How the weights are rounded: calibrated on text where the inputs are tokens; one for all graphs."""
         kind = self.options.weight_dtype
-        if kind is None or not WEIGHT_KINDS[kind].calibrates:
-            return None
+        bits = 0 if kind is None else WEIGHT_KINDS[kind].bits
+        if bits != BITS:
+            return Rounding(bits=bits, notes=self.notes) if bits else None
         tokens = self._tokens("calibration")
         if tokens is None:
             note = "weights rounded without calibration: the module has no input of tokens with a known vocabulary"
@@ -242,12 +244,19 @@ class OpenedModule:
         return rounding
 
     def baseline_meter(self, tolerance: Tolerance) -> BaselineMeter | None:
-        """Return the meter of the module's own error in half precision; None if the tolerance does not use it."""
+        """Return the meter of the module's own error in the file's precision; None if the tolerance does not use it."""
         if not tolerance.takes_baseline:
             return None
         dtype, named = self.options.dtype, type(self.module).__name__
-        exact, rounded = (AutocastRunner(self._untouched, self.by_name, each) for each in ("fp32", dtype))
-        return BaselineMeter(UntouchedModule(exact, rounded, f"{named} itself in {dtype} (torch.autocast)"), dtype)
+
+        def module() -> UntouchedModule:
+            exact = rounded = AutocastRunner(self._untouched, self.by_name, "fp32")
+            if dtype == "fp32":
+                return UntouchedModule(exact, rounded, f"{named} itself in fp32 (PyTorch)")
+            rounded = AutocastRunner(self._untouched, self.by_name, dtype)
+            return UntouchedModule(exact, rounded, f"{named} itself in {dtype} (torch.autocast)")
+
+        return BaselineMeter(module, dtype)
 
     def trace(self, module: nn.Module, arrays: Arrays | None = None) -> ir.Model:
         """Trace the module to ONNX in the file's precision, at the sizes of the file or of the given inputs.

@@ -16,9 +16,9 @@ from ...core.documents.sidecar import CheckRecord
 from ...core.documents.window_view import WindowView
 from ...core.errors import CheckFailed, UsageError
 from ...core.geometry import WindowGeometry
-from ...core.tolerance import Baseline, Tolerance, coarsest, tolerance_for
+from ...core.tolerance import Tolerance, coarsest, tolerance_for
 from ..session import Arrays
-from .baseline import BaselineMeter, UntouchedModule, table_alone, with_baseline
+from .baseline import BaselineMeter, Known, table_alone, with_baseline
 from .comparison import Comparison, compare_arrays, largest_error, unproven_outputs
 from .golden import Golden, GoldenRunner, GoldenSample, check_type, kept_rows, key_mask
 from .inputs import InputSets
@@ -151,14 +151,16 @@ def compare_golden(
         refused = candidate.refuses(sample.inputs)
         if refused is not None:
             raise UsageError(f"{candidate.name} does not accept {sample.name}.", why=f"{refused}.", fix=_LENGTHS)
+        missed = False
         for mode in candidate.modes():
             named = sample._replace(name=sample.name + mode.mode)
             progress(f"Comparing: {named.name}")
             rows = partial(kept, key_mask(sample.inputs))
             found = compare(mode, reference, sample.inputs, tolerance, spread=True, expected=sample.outputs, rows=rows)
             yield named, found
+            missed = missed or not all(comparison.passed for comparison in found.comparisons)
         if meter is not None:
-            meter.take(reference, sample.inputs, sample.outputs)
+            meter.take(reference, sample.inputs, sample.outputs, missed=missed)
 
 
 def golden_record(
@@ -209,7 +211,7 @@ def compare_models(
     windows: Sequence[WindowView],
     notes: Sequence[str],
     progress: Callable[[str], None],
-    baseline: UntouchedModule | Baseline | str,
+    baseline: Known | Callable[[], Known],
     unproven: Sequence[str] = (),
 ) -> ParityReport:
     """Compare a file with its reference in all its run modes, on every set of inputs; with golden outputs first.
@@ -250,20 +252,22 @@ def compare_models(
             continue
         report.notes += not_finite(inputs.arrays)
         sets.count(inputs)
-        expected = None
+        expected, missed = None, False
         for mode in candidate.modes():
             progress(f"Comparing: {inputs.name}{mode.mode}")
             outputs, expected, comparisons = compare(
                 mode, reference, inputs.arrays, tolerance, spread=inputs.largest, expected=expected
             )
+            missed = missed or not all(comparison.passed for comparison in comparisons)
             report.take(inputs.name + mode.mode, inputs.arrays, outputs, comparisons)
             report.alone |= {inputs.name + mode.mode} if inputs.alone else set()
             for found in comparisons:
                 verdict = "equal" if found.passed else "NOT equal"
                 _log.info("%s%s, %s: max error %.3g, %s", inputs.name, mode.mode, found.name, found.max_abs, verdict)
-        if meter is not None and meter.measures and expected is not None:
-            progress(f"Measuring the untouched module in {report.dtype}: {inputs.name}")
-            meter.take(reference, inputs.arrays, expected)
+        if meter is not None and expected is not None:
+            if meter.measures:
+                progress(f"Measuring the untouched module in {report.dtype}: {inputs.name}")
+            meter.take(reference, inputs.arrays, expected, missed=missed)
         del outputs, expected  # before the next ones are made: logits of a large vocabulary are large
     report.judged_on = sets.describe()
     report.range = range_of(request, candidate, report.judged_on)
@@ -342,7 +346,7 @@ def take_golden(
     candidate: FileRunner,
     report: ParityReport,
     progress: Callable[[str], None],
-    baseline: UntouchedModule | Baseline | str,
+    baseline: Known | Callable[[], Known],
 ) -> None:
     """Compare with golden outputs, and begin a report with the results.
 

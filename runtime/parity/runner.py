@@ -83,6 +83,10 @@ class Runner(ABC):
             UsageError: an input does not fit.
         """
 
+    def run_sampled(self, inputs: Arrays, sample: Sample) -> Arrays:
+        """Compute the sampled part of the outputs."""
+        return {name: take_sample(output, sample) for name, output in self.run(inputs).items()}
+
     def refuses(self, inputs: Arrays) -> str | None:
         """Return why the model does not accept inputs of these sizes; None if it does."""
         return None

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import LocalAttnError, MissingDependency
-from ...core.text.read import Part, passages
+from ...core.text.read import Part, Passage, passages
 from ..generation.tokenizer import TOKENIZER, FolderTokenizer
 from .folder import SpecialTokens, of_config, of_folder
 
@@ -119,7 +119,7 @@ class TextTokens(Tokens):
         tokenizer: of the folder.
         special: what the folder says of special tokens.
         limit: as of `Tokens`.
-        part: which text.
+        part: which text, or its passages.
         chat: the text of a conversation, as the model's template writes it; "" without one.
     """
 
@@ -128,11 +128,12 @@ class TextTokens(Tokens):
         tokenizer: FolderTokenizer,
         special: SpecialTokens,
         limit: int,
-        part: Part = "judgement",
+        part: Part | tuple[Passage, ...] = "judgement",
         chat: str = "",
     ) -> None:
         super().__init__(limit)
-        self._tokenizer, self._special, self._part = tokenizer, special, part
+        self._tokenizer, self._special = tokenizer, special
+        self._passages = _passages(part)
         self._before, self._after = self._added()
         self.left, self.notes = special.left, list(special.notes)
         self.opening = (tokenizer.name(self._before[0]) or str(self._before[0])) if self._before else ""
@@ -150,7 +151,7 @@ class TextTokens(Tokens):
     @property
     def kinds(self) -> int:
         """Return the number of passages."""
-        return len(passages(self._part))
+        return len(self._passages)
 
     @cached_property
     def _pieces(self) -> list[Ids]:
@@ -159,7 +160,7 @@ class TextTokens(Tokens):
 
     @cached_property
     def _all_pieces(self) -> list[Ids]:
-        texts = [passage.text + _BETWEEN for passage in passages(self._part)]
+        texts = [passage.text + _BETWEEN for passage in self._passages]
         return [np.array(self._tokenizer.encode(text, special=False), np.int64) for text in texts]
 
     @property
@@ -246,10 +247,10 @@ class TextTokens(Tokens):
 class ByteTokens(Tokens):
     """Text as UTF-8 bytes, for a model with 256 tokens."""
 
-    def __init__(self, part: Part = "judgement") -> None:
+    def __init__(self, part: Part | tuple[Passage, ...] = "judgement") -> None:
         super().__init__(_BYTES)
         self._pieces = [
-            np.frombuffer((passage.text + _BETWEEN).encode(), np.uint8).astype(np.int64) for passage in passages(part)
+            np.frombuffer((passage.text + _BETWEEN).encode(), np.uint8).astype(np.int64) for passage in _passages(part)
         ]
 
     @property
@@ -308,6 +309,10 @@ class DrawnTokens(Tokens):
         return np.concatenate([before, inner.astype(np.int64)])[:length]
 
 
+def _passages(part: Part | tuple[Passage, ...]) -> tuple[Passage, ...]:
+    return passages(part) if isinstance(part, str) else part
+
+
 def _opening(text: str | None, token: int, name: str, before: Sequence[int]) -> Opening:
     """Return an opening with a special token; a token for the inside of a text follows the usual opening."""
     inside = name in _INSIDE
@@ -331,7 +336,10 @@ def _joined(pieces: Sequence[Ids], start: int, length: int, spread: int) -> Ids:
 
 
 def open_tokens(
-    folders: Sequence[Path], limit: int | None, config: Mapping[str, Any] | None = None, part: Part = "judgement"
+    folders: Sequence[Path],
+    limit: int | None,
+    config: Mapping[str, Any] | None = None,
+    part: Part | tuple[Passage, ...] = "judgement",
 ) -> Tokens | None:
     """Return the best source of tokens for a model: text if possible.
 
@@ -339,7 +347,7 @@ def open_tokens(
         folders: folders that may contain a tokenizer, best first.
         limit: one more than the largest token of the model; None where no input is of tokens.
         config: its `config.json`, where it is known.
-        part: which text.
+        part: which text, or its passages.
 
     Returns:
         None if the model has no token input.

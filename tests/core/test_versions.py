@@ -36,7 +36,7 @@ OPSET = (
         (
             "nbits_ == 4 was false. Only 4b quantization is supported for MatMulNBits op, additional bits support is "
             "planned.",
-            "Update onnxruntime to 1.22 or later.",
+            "Update onnxruntime to 1.22 or later, or export again with `weight_dtype='int8-dynamic'`.",
         ),
     ],
 )

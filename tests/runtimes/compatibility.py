@@ -52,6 +52,7 @@ FILES: dict[str, Callable[[Path], Path]] = {
     "opset 23": lambda folder: transformer(folder, opset=23),
     "opset 24": lambda folder: transformer(folder, opset=24),
     "fp16, opset 19": lambda folder: transformer(folder, dtype="fp16", opset=19),
+    "int8-dynamic, opset 19": lambda folder: transformer(folder, weight_dtype="int8-dynamic", opset=19),
     "int8, opset 19": lambda folder: transformer(folder, weight_dtype="int8", opset=19),
     "int4, opset 19": lambda folder: transformer(folder, weight_dtype="int4", opset=19),
 }
@@ -169,7 +170,12 @@ def cell(result: dict[str, Any] | None) -> str:
         return "not run"
     if "failed" in result:
         reason = result["failed"]
-        known = {"IR version": "IR too new", "guarantees": "opset too new", "accuracy_level": "no such operator"}
+        known = {
+            "IR version": "IR too new",
+            "guarantees": "opset too new",
+            "accuracy_level": "no such operator",
+            "Only 4b": "4 bits only",
+        }
         return next((text for piece, text in known.items() if piece in reason), "fails")
     error = result["error"]
     return "0" if error == 0 else f"{error:.0e}".replace("e-0", "e-")

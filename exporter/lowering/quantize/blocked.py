@@ -1,14 +1,14 @@
-"""Store a traced model's linear layers in blocks of 4 bits, for onnxruntime's operator that multiplies by them.
+"""Store a traced model's linear layers in blocks of 4 or 8 bits, for onnxruntime's operator that multiplies by them.
 
 Each becomes `com.microsoft::MatMulNBits`. Its accuracy level of 4 lets the processor round activations to 8 bits, with
 a scale for every 32 numbers of one token, where it multiplies 8-bit integers fast; that error is a sixteenth of the
 weights' own (docs/numerics.md). No token has a say in the scales of another.
 
-With calibration, matrices are rounded for the inputs that they meet in use (`gptq`), and kinds of layers that cost most
-get 8 bits (`mixed_bits`). Without, each matrix is rounded by its own numbers.
+With calibration, matrices of 4 bits are rounded for the inputs that they meet in use (`gptq`), and kinds of layers that
+cost most get 8 bits (`mixed_bits`). Without, each matrix is rounded by its own numbers.
 
-Large tables of embeddings get 8 bits (`tables`). Smaller ones, attention, norms, residual streams, and matrices too
-narrow to be worth it stay as they are.
+Large tables of embeddings get 8 bits, or 4 where asked for (`tables`). Smaller ones, attention, norms, residual
+streams, and matrices too narrow to be worth it stay as they are.
 `onnx_graph.standard_ops` writes the same in standard operators.
 """
 
@@ -27,7 +27,7 @@ from ....core.versions import WIDE_BLOCKS_FROM
 from ....onnx_graph.block_weights import ACCURACY, BITS, DOMAIN, OP_TYPE, WIDE_BITS, packed
 from ....onnx_graph.graph_values import add_constant, replace_node
 from ....onnx_graph.standard_ops.names import MODULE
-from .blocks import BLOCK, Blocks, round_in_blocks
+from .blocks import BLOCK, Blocks, Floats, round_in_blocks
 from .calibration import Calibration, kind_of
 from .gptq import round_for_inputs
 from .linear_layers import StoredMatrix, is_transposed, linear_layers, replace_layers
@@ -42,6 +42,8 @@ class Rounding:
     Args:
         calibration: the model and inputs as in use; None rounds each matrix by its own numbers.
         logits: the model's first output is a distribution over a vocabulary.
+        bits: of a level of a linear layer, 4 or 8.
+        table_bits: of a level of a large table.
 
     Attributes:
         notes: what was chosen, and by which measurement.
@@ -49,6 +51,8 @@ class Rounding:
 
     calibration: Calibration | None = None
     logits: bool = False
+    bits: int = BITS
+    table_bits: int = WIDE_BITS
     notes: list[str] = field(default_factory=list)
     _made: dict[str, Blocks] = field(default_factory=dict)
     _tables: dict[str, Blocks] = field(default_factory=dict)
@@ -56,8 +60,19 @@ class Rounding:
     def of_tables(self, model: ir.Model) -> None:
         """Store the large tables of a graph; only the first graph adds notes."""
         first = not self._tables
-        notes = quantize_tables(model, self._tables)
+        notes = quantize_tables(model, self._tables, self.table_bits, self._importance)
         self.notes += notes if first else []
+
+    def _importance(self, rows: int, columns: int) -> Floats | None:
+        """Return the mean squares `[columns]` of what a head multiplies a table by; None where that is not known."""
+        calibration = self.calibration
+        if calibration is None:
+            return None
+        shape = (rows, columns)
+        path = next((path for path, layer in calibration.layers.items() if tuple(layer.weight.shape) == shape), None)
+        if path is None:
+            return None
+        return next((found[path].diagonal().numpy() for found in calibration.moments([path]) if path in found), None)
 
     def blocks(self, matrices: Mapping[str, NDArray[Any]]) -> Mapping[str, Blocks]:
         """Return the rounded matrices `[K, N]` of linear layers by path; the calibration is used once and then freed.
@@ -65,8 +80,13 @@ class Rounding:
         Further pieces of a layer whose packed matrix was cut have their number behind the path, as `_piece` writes it.
         Layers that the calibration does not show are left out.
         """
-        if self.calibration is not None:
-            calibration, self.calibration = self.calibration, None
+        calibration, self.calibration = self.calibration, None
+        if self.bits == WIDE_BITS:
+            if not self._made:
+                self.notes.append(f"matrices in blocks of 8 bits; they need onnxruntime {WIDE_BLOCKS_FROM}")
+            new = {path: _floats(x) for path, x in matrices.items() if path not in self._made}
+            self._made |= {path: round_in_blocks(x, self.bits) for path, x in new.items()}
+        elif calibration is not None:
             self._made = self._measured(calibration, matrices)
         return self._made
 
@@ -121,7 +141,7 @@ def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
             matrices[piece], paths[name] = numbers, piece
     made = rounding.blocks(matrices)
     blocks = {name: made[path] for name, path in paths.items() if path in made}
-    replace_layers(model, "blocks", partial(_stored, model, blocks), _replace)
+    replace_layers(model, "blocks", partial(_stored, model, blocks, rounding.bits), _replace)
     return model
 
 
@@ -153,9 +173,9 @@ def _matrix(node: ir.Node) -> tuple[str, NDArray[Any]]:
     return f"{matrix.name}{'.turned' if turned else ''}", numbers.T if turned else numbers
 
 
-def _stored(model: ir.Model, made: Mapping[str, Blocks], name: str, matrix: NDArray[Any]) -> list[ir.Value]:
+def _stored(model: ir.Model, made: Mapping[str, Blocks], bits: int, name: str, matrix: NDArray[Any]) -> list[ir.Value]:
     """Add the initializers of a matrix in blocks: levels, scales and zero points."""
-    blocks = made[name] if name in made else round_in_blocks(_floats(matrix), BITS)
+    blocks = made[name] if name in made else round_in_blocks(_floats(matrix), bits)
     fits = packed if blocks.bits == BITS else np.ascontiguousarray
     # The scales have one dimension, which every release supports.
     parts = {

@@ -100,6 +100,31 @@ def _round(blocks: Floats, most: int, factors: Sequence[float]) -> tuple[Floats,
     return levels, scales, zeros
 
 
+def round_for_head(table: Floats, importance: Floats, bits: int, block: int) -> Blocks:
+    """Round a table `[tokens, K]` along K, for a head that multiplies what has these mean squares by it.
+
+    Args:
+        table: fp32.
+        importance: fp32 `[K]`, how much the error of each column matters.
+        bits: of a level.
+        block: numbers that share a scale and a zero point; it divides K.
+    """
+    tokens, rows = table.shape
+    count, most = rows // block, (1 << bits) - 1
+    matters = (importance / max(float(importance.mean()), 1e-30) + 1e-2).astype(np.float32)
+    levels = np.empty((tokens, count, block), np.uint8)
+    scales, zeros = np.empty((tokens, count), np.float32), np.empty((tokens, count), np.uint8)
+    for start in range(0, tokens, _PART // block):
+        part = slice(start, start + _PART // block)
+        for place in range(count):
+            inside = slice(place * block, (place + 1) * block)
+            numbers = np.ascontiguousarray(table[part, inside])
+            scale, zero = search_weighted(numbers.T, matters[inside], bits)
+            levels[part, place] = np.clip(np.rint(numbers / scale[:, None] + zero[:, None]), 0, most)
+            scales[part, place], zeros[part, place] = scale, zero
+    return Blocks(levels, scales, zeros, rows, bits)
+
+
 def search_weighted(block: Floats, importance: Floats, bits: int) -> tuple[Floats, Floats]:
     """Return the scale and zero point of least weighted squared error for each column, both fp32 `[N]`.
 

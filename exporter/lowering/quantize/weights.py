@@ -9,7 +9,8 @@ from functools import partial
 import onnx_ir as ir
 
 from ....core.error_texts import argument
-from ....core.errors import UsageError
+from ....core.errors import MissingDependency, UsageError
+from ....core.versions import WIDE_BLOCKS_FROM, parse
 from ....onnx_graph import block_weights
 from . import blocked, dynamic_int8, scaled_rows
 
@@ -22,7 +23,7 @@ class WeightKind:
         quantize: takes a traced model, and returns it with its linear layers in this kind.
         products: what the products take and give, for errors.
         instead: what to do where a model loses too much in it.
-        calibrates: `quantize` also takes a `blocked.Rounding`.
+        bits: of a level, where matrices are in blocks; `quantize` then also takes a `blocked.Rounding`.
         spans_tokens: a token has a say in how others are rounded, also one outside of their windows.
         standard_from: the opset from which standard operators express it.
         opset_from: the opset from which any operators do.
@@ -32,7 +33,7 @@ class WeightKind:
     quantize: Callable[..., ir.Model]
     products: str
     instead: str
-    calibrates: bool = False
+    bits: int = 0
     spans_tokens: bool = False
     standard_from: int = 0
     opset_from: int = 0
@@ -41,16 +42,30 @@ class WeightKind:
 
 _IN_INT8, _IN_FP8 = (partial(scaled_rows.quantize, kind=kind) for kind in (scaled_rows.INT8, scaled_rows.FP8))
 _PLAIN = f"Leave {argument('weight_dtype')} out: this model needs its weights as they are."
+_EIGHT = f"Try {argument('weight_dtype', 'int8')}, which rounds weights less, or leave {argument('weight_dtype')} out."
 _WIDE = (
-    f"Try {argument('weight_dtype', 'int4')}, which rounds weights and no activations, or leave "
+    f"Try {argument('weight_dtype', 'int8')}, which rounds weights and not whole activations, or leave "
     f"{argument('weight_dtype')} out."
 )
+# Bits of a table's levels, by the values of `table_dtype`.
+TABLE_BITS: Mapping[str, int] = {"int8": block_weights.WIDE_BITS, "int4": block_weights.BITS}
 # A row for each value of `weight_dtype`; each has its tolerance in `core.tolerance`.
 WEIGHT_KINDS: Mapping[str, WeightKind] = {
-    "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", _WIDE, spans_tokens=True),
-    "int4": WeightKind(
-        blocked.quantize, "products of int4 matrices", _PLAIN, calibrates=True, standard_from=block_weights.OPSET
+    "int8": WeightKind(
+        blocked.quantize,
+        "products of int8 matrices",
+        _PLAIN,
+        bits=block_weights.WIDE_BITS,
+        standard_from=block_weights.OPSET,
     ),
+    "int4": WeightKind(
+        blocked.quantize,
+        "products of int4 matrices",
+        _EIGHT,
+        bits=block_weights.BITS,
+        standard_from=block_weights.OPSET,
+    ),
+    "int8-dynamic": WeightKind(dynamic_int8.quantize, "dynamic int8 products", _WIDE, spans_tokens=True),
     "int8-qdq": WeightKind(_IN_INT8, "products of rounded rows", _WIDE, dtypes=("fp32", "fp16")),
     "fp8": WeightKind(_IN_FP8, "products of rounded rows", _WIDE, opset_from=19, dtypes=("fp32", "fp16")),
 }
@@ -61,6 +76,7 @@ def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: 
 
     Raises:
         UsageError: it is one of these.
+        MissingDependency: the installed onnxruntime cannot compute it.
     """
     if weights is None:
         return
@@ -83,8 +99,31 @@ def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: 
     if standard_ops and opset < kind.standard_from:
         raise UsageError(
             f"{argument('standard_ops', True)} with {weights} weights needs opset {kind.standard_from}.",
-            why=f"Opset {opset} has no operator for matrices in blocks of 4 bits.",
-            fix=f"Give {argument('opset', kind.standard_from)}, or leave out one of the two options.",
+            why=f"Opset {opset} has no operator for matrices in blocks of {kind.bits} bits.",
+            fix=f"Give {argument('opset', kind.standard_from)}, or {argument('weight_dtype', 'int8-dynamic')}, or "
+            "leave out one of the two options.",
+        )
+    _check_multiplies(weights, kind)
+
+
+def _check_multiplies(weights: str, kind: WeightKind) -> None:
+    """Refuse weights whose products the installed onnxruntime lacks, before the work begins.
+
+    Raises:
+        MissingDependency: it is too old.
+    """
+    if kind.bits != block_weights.WIDE_BITS:
+        return
+    try:
+        import onnxruntime
+    except ImportError:  # the checks of the file report it
+        return
+    version = str(onnxruntime.__version__)
+    if parse(version) < parse(WIDE_BLOCKS_FROM):
+        raise MissingDependency(
+            f"{weights} weights need onnxruntime {WIDE_BLOCKS_FROM} or later.",
+            why=f"onnxruntime {version} multiplies by matrices in blocks of 4 bits, and not of 8.",
+            fix=f"Update it, or give {argument('weight_dtype', 'int8-dynamic')}.",
         )
 
 
@@ -94,14 +133,45 @@ def quantize_weights(model: ir.Model, weights: str, rounding: blocked.Rounding |
     Args:
         model: traced, fp32, with or without ONNX functions.
         weights: a key of `WEIGHT_KINDS`.
-        rounding: how matrices are rounded, for kinds that calibrate; the same one for every graph of an export.
+        rounding: how matrices are rounded, for kinds in blocks; the same one for every graph of an export.
 
     Raises:
         MissingDependency: onnxruntime is not installed, whose quantizer makes int8 matrices.
         ExportFailed: there is no linear layer, or the quantizer failed.
     """
     kind = WEIGHT_KINDS[weights]
-    return kind.quantize(model, rounding) if kind.calibrates else kind.quantize(model)
+    if not kind.bits:
+        return kind.quantize(model)
+    return kind.quantize(model, blocked.Rounding(bits=kind.bits) if rounding is None else rounding)
+
+
+def check_rounding(weights: str | None, table: str | None, *, calibrated: bool) -> None:
+    """Refuse options of rounding that have no effect.
+
+    Args:
+        weights: the kind of weights.
+        table: element type of the tables.
+        calibrated: a file with inputs was given.
+
+    Raises:
+        UsageError: such an option was given.
+    """
+    kind = WEIGHT_KINDS.get(weights or "")
+    if table is not None and (kind is None or not kind.bits):
+        raise UsageError(
+            f"{argument('table_dtype', table)} does not apply here.",
+            why="Tables are stored in few bits together with the linear layers.",
+            fix=f"Add {argument('weight_dtype', 'int4')} or {argument('weight_dtype', 'int8')}.",
+        )
+    if table not in (None, *TABLE_BITS):
+        raise UsageError(f"Unknown tables {table!r}.", fix=f"Known: {', '.join(TABLE_BITS)}.")
+    four = weights == "int4" or table == "int4"
+    if calibrated and not four:
+        raise UsageError(
+            f"{argument('calibration')} has no effect here.",
+            why="Only weights and tables in int4 are rounded on inputs.",
+            fix=f"Add {argument('weight_dtype', 'int4')}, or leave {argument('calibration')} out.",
+        )
 
 
 def spans_tokens(weights: str | None) -> bool:

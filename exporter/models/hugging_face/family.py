@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ....core.documents.window_view import WindowView, views
@@ -21,11 +23,13 @@ from .config import is_hugging_face, rotation_changes
 from .folder import files
 from .module import MASK, load, of_whole_sequences
 from .reading import CLASS, decided_sizes, read_folder, read_live
-from .reference import reference, undecided, untouched
+from .reference import head_positions, reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_module
 
 # Sequences up to this are compared in any case.
 _SHORT = 256
+# Positions behind the widest window that are compared at least: they must not see the first ones.
+_BEYOND = 64
 
 
 class HuggingFaceFamily(FolderFamily[HuggingFaceArgs], StepFamily[HuggingFaceArgs]):
@@ -45,6 +49,7 @@ class HuggingFaceFamily(FolderFamily[HuggingFaceArgs], StepFamily[HuggingFaceArg
     folder_of = "a Hugging Face model has architectures in config.json"
     accompanying_files = ACCOMPANYING_FILES
     early_start = True
+    loads_reference = True
 
     def sizes(self, args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:
         """Take as many positions as the configuration states, if no length is given."""
@@ -71,7 +76,7 @@ class HuggingFaceFamily(FolderFamily[HuggingFaceArgs], StepFamily[HuggingFaceArg
         positions: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """Compute upstream's own module, loaded from the user's folder."""
-        return reference(spec, state, inputs)
+        return reference(spec, state, inputs, positions)
 
     def load(self, module: nn.Module, state: State) -> None:
         """Load weights and buffers; what is tied in the state is tied in the module."""
@@ -96,13 +101,18 @@ class HuggingFaceFamily(FolderFamily[HuggingFaceArgs], StepFamily[HuggingFaceArg
         """Return the tokens whose experts rounding decides."""
         return undecided(spec, state, inputs, dtype)
 
-    def untouched(self, spec: ModelSpec[HuggingFaceArgs], original: Callable[[], nn.Module]) -> nn.Module:
-        """Load upstream's own module in fp32."""
+    def untouched(self, spec: ModelSpec[HuggingFaceArgs], original: Callable[[], nn.Module]) -> Callable[..., Tensor]:
+        """Call upstream's own module in fp32."""
         return untouched(spec.args, original)
+
+    def head_positions(self, spec: ModelSpec[HuggingFaceArgs]) -> NDArray[np.int64] | None:
+        """Return the positions whose logits are compared, of a vocabulary so large that all would not fit."""
+        return head_positions(spec)
 
     def longest_compared(self, args: HuggingFaceArgs) -> int:
         """Return a length over every window and change of rotary embedding: the cost grows with its square."""
-        return max(2 * args.window + 2, _SHORT, *(length + 1 for length in rotation_changes(args.config)))
+        beyond = args.window + max(_BEYOND, args.window // 4) + 2
+        return max(beyond, _SHORT, *(length + 1 for length in rotation_changes(args.config)))
 
     def recognises_folder(self, folder: Path) -> bool:
         """Look for a configuration of transformers."""

@@ -8,11 +8,13 @@ batch becomes NaN in eager attention. Under `InFloat64` none of it does.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ....core.errors import UsageError
@@ -21,6 +23,7 @@ from ..parts.float64 import Float64State, InFloat64
 from . import routing
 from .arguments import HuggingFaceArgs, Layer
 from .config import broken
+from .model_class import named_class
 from .module import EAGER, build, load
 from .observe import without_cache
 
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _MOST_SEEING = 0.9
+_LOGITS, _KEEP = "logits", "logits_to_keep"
+# Logits of a sequence in float64, 128 MiB of them, and the fewest positions that have some.
+_MOST_LOGITS, _FEWEST_POSITIONS = 1 << 24, 32
 # Tokens that show whether a model computes numbers at all.
 _FEW = 8
 # What rounding leaves between a live model and the same one in fp32, relative; in half precision the rest of types.
@@ -36,10 +42,31 @@ _ROUNDED = 0.3
 
 
 def reference(
-    spec: ModelSpec[HuggingFaceArgs], state: Float64State, inputs: Mapping[str, Tensor]
+    spec: ModelSpec[HuggingFaceArgs],
+    state: Float64State,
+    inputs: Mapping[str, Tensor],
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Compute the outputs of the untouched model in float64."""
-    return _run(spec, state, inputs)[0]
+    """Compute the outputs of the untouched model in float64, at these positions or at all."""
+    return _run(spec, state, inputs, positions)[0]
+
+
+def head_positions(spec: ModelSpec[HuggingFaceArgs]) -> NDArray[np.int64] | None:
+    """Return the positions whose logits are compared; None for all.
+
+    All hidden states are computed, but logits of a large vocabulary only at some positions: around the edges of every
+    window, at both ends, and evenly between them. Upstream's own forward takes them as `logits_to_keep`.
+    """
+    args, length = spec.args, spec.sizes.seq_len
+    most = max(_FEWEST_POSITIONS, _MOST_LOGITS // max(1, args.vocab_size * spec.sizes.batch))
+    kind = named_class(args.architecture, args.config)
+    if length <= most or args.outputs != (_LOGITS,) or _KEEP not in inspect.signature(kind.forward).parameters:
+        return None
+    reaches = {x.backward_reach + 1 for x in (layer.geometry for layer in args.layers) if not x.sees_all}
+    edges = [edge + step for edge in sorted(reaches) for step in (-1, 0, 1)][: most // 4]
+    chosen = {0, 1, length - 2, length - 1, *(edge for edge in edges if 0 <= edge < length)}
+    between = np.linspace(0, length - 1, most - len(chosen)).astype(np.int64)
+    return np.unique([*chosen, *between]).astype(np.int64)
 
 
 def undecided(
@@ -77,13 +104,17 @@ def _seeing(marked: Tensor, layer: Layer) -> Tensor:
 
 
 def _run(
-    spec: ModelSpec[HuggingFaceArgs], state: Float64State, inputs: Mapping[str, Tensor]
+    spec: ModelSpec[HuggingFaceArgs],
+    state: Float64State,
+    inputs: Mapping[str, Tensor],
+    positions: Tensor | None = None,
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """Compute the outputs, and by how much each choice of experts was decided."""
     args = spec.args
     model: Any = state.original()
+    only = {} if positions is None else {_KEEP: positions}
     with torch.no_grad(), InFloat64() as mode:
-        result = model(**inputs, **without_cache(model), return_dict=True)
+        result = model(**inputs, **without_cache(model), **only, return_dict=True)
     margins = (routing.margin(scores, chosen) for scores, chosen in mode.choices)
     return tuple(result[name] for name in args.outputs), [x for x in margins if x is not None]
 
@@ -149,18 +180,19 @@ def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> N
         )
 
 
-def untouched(args: HuggingFaceArgs, original: Callable[[], nn.Module]) -> nn.Module:
-    """Load the untouched model in fp32; it takes the file's inputs by name, and returns its first output alone."""
-    model: Any = original()
-    own, given = type(model).forward, {**without_cache(model), "return_dict": True}
+def untouched(args: HuggingFaceArgs, original: Callable[[], nn.Module]) -> Callable[..., Tensor]:
+    """Return a call of the untouched model in fp32: it takes the file's inputs by name, and returns its first output.
 
-    def forward(self: Any, **inputs: Tensor) -> Tensor:
-        found: Tensor = own(self, **inputs, **given)[args.outputs[0]]
+    Given `positions`, it computes these alone.
+    """
+
+    def call(positions: Tensor | None = None, **inputs: Tensor) -> Tensor:
+        model: Any = original()
+        only = {} if positions is None else {_KEEP: positions}
+        found: Tensor = model(**inputs, **without_cache(model), **only, return_dict=True)[args.outputs[0]]
         return found
 
-    model.forward = MethodType(forward, model)
-    module: nn.Module = model.requires_grad_(False)
-    return module
+    return call
 
 
 def copied(model: PreTrainedModel) -> Callable[[], nn.Module]:

@@ -23,6 +23,7 @@ State = Mapping[str, Tensor]
 ROWS = 128  # positions per step; memory only
 _READ = 32 << 20  # bytes of weights that are read before their pages are released
 _LARGE = 1 << 20  # bytes of a tensor whose pages may lie in a mapped file
+_SPLIT = 64 << 20  # bytes of a matrix that is converted in parts, such as the head of a large vocabulary
 _DTYPE = vars(torch._C.TensorBase)["dtype"].__get__  # the getter of Tensor.dtype
 # What only looks at a tensor's shape or place: converting a weight for it would be for nothing.
 _OF_SHAPE = {Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.stride}
@@ -126,6 +127,15 @@ class InFloat64(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__" or func in _OF_SHAPE:
             return func(*args, **(kwargs or {}))
+        if (
+            func is F.linear
+            and len(args) == 2
+            and not kwargs
+            and args[1].nbytes >= _SPLIT
+            and _is_narrow(args[1].dtype)
+        ):
+            rows = max(1, len(args[1]) * _SPLIT // args[1].nbytes)
+            return torch.cat([F.linear(*map(self._widened, (args[0], part))) for part in args[1].split(rows)], dim=-1)
         if func is F.embedding:  # its table may be the largest weight: only the rows that were taken are converted
             return self._widened(func(*args, **(kwargs or {})))
         given = {key: value if key == "out" else self._widened(value) for key, value in (kwargs or {}).items()}

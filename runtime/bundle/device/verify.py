@@ -241,6 +241,8 @@ def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]
 
 def _too_new(reason: str) -> str:
     """Return advice if onnxruntime refuses a file because it is too new."""
+    if "Only 4b quantization is supported" in reason:  # matrices in blocks of 8 bits
+        return "Update onnxruntime to 1.22 or later, or export the model again with --weight-dtype int8-dynamic."
     newest = re.search(r"max supported IR version: (\d+)|till opset (\d+)", reason)
     if newest is None:
         return "Update onnxruntime."

@@ -72,9 +72,11 @@ def detail(report: Any, name: str) -> str:
 
 def test_int8_that_is_ruined_behind_the_first_token_is_refused(bos: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckFailed) as caught:
-        localattn.export(bos, tmp_path / "m.onnx", weight_dtype="int8")
+        localattn.export(bos, tmp_path / "m.onnx", weight_dtype="int8-dynamic")
     assert "of tokens drawn by rank" in caught.value.why and "bos_token_id 1 first" in caught.value.why
     assert not (tmp_path / "m.onnx").exists()
+    assert "`weight_dtype='int8'`" in caught.value.fix
+    localattn.export(bos, tmp_path / "m.onnx", weight_dtype="int8")  # what the advice says
 
 
 def test_int8_that_keeps_those_values_wide_passes(bos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +88,7 @@ def test_int8_that_keeps_those_values_wide_passes(bos: Path, tmp_path: Path, mon
         ]
 
     monkeypatch.setattr(dynamic_int8, "linear_layers", others)
-    report = localattn.export(bos, tmp_path / "m.onnx", weight_dtype="int8")
+    report = localattn.export(bos, tmp_path / "m.onnx", weight_dtype="int8-dynamic")
     assert "bos_token_id 1 first" in detail(report, "parity")
 
 
@@ -96,7 +98,7 @@ def test_int8_that_is_ruined_behind_a_token_of_the_chat_is_refused(chat: Path, t
     """Over all rows together the figures are within the tolerance."""
     options: dict[str, Any] = {"mode": "step", "max_length": 128} if mode == "step" else {}
     with pytest.raises(CheckFailed) as caught:
-        localattn.export(chat, tmp_path / "m.onnx", weight_dtype="int8", **options)
+        localattn.export(chat, tmp_path / "m.onnx", weight_dtype="int8-dynamic", **options)
     assert "rows of text" in caught.value.why and "<s> first" in caught.value.why
 
 

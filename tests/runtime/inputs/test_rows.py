@@ -96,7 +96,7 @@ def test_int8_scales_span_the_batch(tmp_path: Path) -> None:
     shapes = ShapeRequest(seq_len=16)
     model = tmp_path / "m.onnx"
     report = export(
-        ExportRequest(checkpoint, model, shapes=shapes, weight_dtype="int8", dynamic=("batch",), checks="quick")
+        ExportRequest(checkpoint, model, shapes=shapes, weight_dtype="int8-dynamic", dynamic=("batch",), checks="quick")
     )
     (record,) = [check for check in report.sidecar.checks if check.name == ROWS]
     assert record.status == "not proven" and "int8" in record.detail
@@ -118,7 +118,9 @@ def test_a_step_file_of_few_tokens_can_be_quantized(tmp_path: Path) -> None:
 
     wide = TINY | {"dim": 32, "dim_head": 16, "depth": 1}
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", wide)
-    report = export_steps(ExportRequest(checkpoint, tmp_path / "s.onnx", weight_dtype="int8", checks="quick"))[0]
+    report = export_steps(ExportRequest(checkpoint, tmp_path / "s.onnx", weight_dtype="int8-dynamic", checks="quick"))[
+        0
+    ]
     assert {check.name: check.status for check in report.sidecar.checks}["parity"] == "passed"
     kinds = {node.op_type for node in onnx.load(report.path, load_external_data=False).graph.node}
     assert "MatMulInteger" in kinds

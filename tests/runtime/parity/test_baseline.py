@@ -58,3 +58,36 @@ def test_positions_of_a_single_score_are_counted_one_by_one() -> None:
     meter.take(Masked(), {"mask": mask}, {"scores": scores})
     found = meter.result()
     assert found is not None and found.relative_rms == pytest.approx(0.01)
+
+
+def test_in_fp32_the_module_is_measured_where_the_file_misses_the_table_and_on_all_inputs_then() -> None:
+    expected = {"logits": np.random.default_rng(0).standard_normal((1, 9, 4)) * 1e3}
+    runner, opened = Recorded(logits=expected["logits"] * (1 + 1e-6)), []
+
+    def module() -> UntouchedModule:
+        opened.append(True)
+        return UntouchedModule(runner, runner, "a module")
+
+    class Counting(Recorded):
+        runs = 0
+
+        def run(self, inputs: Arrays) -> Arrays:
+            Counting.runs += 1
+            return expected
+
+    meter, reference = BaselineMeter(module, "fp32"), Counting()
+    meter.take(reference, {}, expected, missed=False)
+    assert not opened and meter.result() is None and meter.why_none == ""
+    meter.take(reference, {}, expected, missed=True)
+    assert len(opened) == Counting.runs == 1, "the inputs before are run again"
+    found = meter.result()
+    assert found is not None and found.dtype == "fp32" and found.relative_rms == pytest.approx(1e-6)
+    assert np.abs(expected["logits"]).max() * 1e-6 > 1e-4, "beyond the table's absolute part: rounding all the same"
+
+
+def test_a_module_that_computes_something_else_in_fp32_is_no_measure() -> None:
+    expected = np.random.default_rng(0).standard_normal((1, 9, 4))
+    runner = Recorded(logits=expected * 1.01)
+    meter = BaselineMeter(UntouchedModule(runner, runner, "a module"), "fp32")
+    meter.take(Recorded(), {}, {"logits": expected})
+    assert meter.result() is None and "differs in fp32 at 100% of positions" in meter.why_none

@@ -163,11 +163,11 @@ def test_the_tolerance_table_is_the_documented_one():
     table = {name: (t.atol, t.rtol, t.cosine) for name, t in TOLERANCES.items()}
     assert table == {
         "fp32": (1e-4, 1e-4, None), "fp16": (1e-2, 1e-2, 0.999), "bf16": (5e-2, 2e-2, 0.999),
-        "int8": (None, None, 0.99), "int8-qdq": (None, None, 0.99), "fp8": (None, None, 0.99),
-        "int4": (None, None, 0.985),
+        "int8": (None, None, 0.99), "int8-dynamic": (None, None, 0.99), "int8-qdq": (None, None, 0.99),
+        "fp8": (None, None, 0.99), "int4": (None, None, 0.985),
     }  # fmt: skip
     figures = {name: (t.relative_rms, t.divergence, t.agreement) for name, t in TOLERANCES.items()}
-    eight_bits = dict.fromkeys(("int8", "int8-qdq", "fp8"), (0.14, 0.1, 0.7))
+    eight_bits = dict.fromkeys(("int8", "int8-dynamic", "int8-qdq", "fp8"), (0.14, 0.1, 0.7))
     full = {"fp32": (1e-2, None, None), "fp16": (0.1, None, None), "bf16": (0.1, None, None)}
     assert figures == full | eight_bits | {"int4": (0.17, 0.15, 0.6)}
 
@@ -201,7 +201,7 @@ def test_a_tolerance_is_a_finite_number(wrong):
 
 
 def test_an_unknown_element_type_names_the_known():
-    with pytest.raises(UsageError, match="fp32, fp16, bf16, int8, int8-qdq, fp8, int4"):
+    with pytest.raises(UsageError, match="fp32, fp16, bf16, int8, int8-dynamic, int8-qdq, fp8, int4"):
         tolerance_for("int2")
 
 

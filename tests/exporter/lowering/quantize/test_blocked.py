@@ -16,11 +16,12 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from localattn.core.documents.sidecar import read_sidecar
-from localattn.core.errors import CheckFailed, ExportFailed, UsageError
+from localattn.core.errors import CheckFailed, ExportFailed, MissingDependency, UsageError
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.lowering.quantize import blocked, blocks
 from localattn.exporter.lowering.quantize.blocks import BLOCK, round_in_blocks
+from localattn.exporter.lowering.quantize.weights import check_weights
 from localattn.onnx_graph.block_weights import in_standard_operators, packed, unpacked
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime.parity.runner import open_runner
@@ -284,3 +285,14 @@ def test_a_head_that_reads_the_table_of_embeddings_gets_a_matrix_of_its_own() ->
     tokens = np.array([[3, 95, 0, 41, 7]])
     found, wanted = session.run(None, {"tokens": tokens})[0], table[tokens] @ table.T
     assert np.linalg.norm(found - wanted) < 0.12 * np.linalg.norm(wanted)
+
+
+def test_an_older_onnxruntime_is_one_clear_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the work begins; kinds that it computes are not concerned."""
+    monkeypatch.setattr(onnxruntime, "__version__", "1.21.1")
+    with pytest.raises(MissingDependency, match=r"(?s)1\.22 or later.*1\.21\.1.*int8-dynamic"):
+        check_weights("int8", "fp32", 20, standard_ops=False)
+    for kind in ("int8-dynamic", "int4", "int8-qdq", None):
+        check_weights(kind, "fp32", 20, standard_ops=False)
+    monkeypatch.setattr(onnxruntime, "__version__", "1.22.0")
+    check_weights("int8", "fp32", 20, standard_ops=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 import localattn.demo
+from localattn.core.errors import UsageError
+from localattn.exporter.checks.quality import QUALITY
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.lowering.quantize.blocked import Rounding
 from localattn.exporter.lowering.quantize.blocks import Blocks, round_in_blocks
@@ -28,8 +31,8 @@ DEMO = next(Path(localattn.demo.__file__).parent.glob("*.safetensors"))
 @pytest.fixture(scope="module")
 def rounding() -> Rounding:
     """How the demo's trained model is rounded."""
-    _, source = open_request(ExportRequest(DEMO, Path("unwritten.onnx"), shapes=ShapeRequest(seq_len=512)))
-    found = rounding_on_text("int4", source, DEMO)
+    request = ExportRequest(DEMO, Path("unwritten.onnx"), shapes=ShapeRequest(seq_len=512), weight_dtype="int4")
+    found = rounding_on_text(request, open_request(request)[1])
     assert found is not None and found.calibration is not None
     return found
 
@@ -154,6 +157,64 @@ def test_a_model_without_tokens_is_rounded_by_its_numbers_and_says_so(tmp_path: 
     report = export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=shapes, weight_dtype="int4", checks="quick"))
     assert any("without calibration" in note for note in report.notes)
     assert any(node.op_type == "MatMulNBits" for node in onnx.load(tmp_path / "m.onnx").graph.node)
+
+
+def notes_of(tmp_path: Path, **options: Any) -> list[str]:
+    request = ExportRequest(
+        DEMO, tmp_path / "m.onnx", shapes=ShapeRequest(seq_len=64), checks="quick", overwrite=True, **options
+    )
+    return list(export(request).notes)
+
+
+def test_weights_are_rounded_on_a_users_text_or_arrays(tmp_path: Path) -> None:
+    text, arrays = tmp_path / "mine.txt", tmp_path / "mine.npz"
+    text.write_text("\n\n".join(f"Sentence {place} of a text of mine, which is about nothing." for place in range(99)))
+    (note,) = [x for x in notes_of(tmp_path, weight_dtype="int4", calibration=text) if "rounded on" in x]
+    assert "4,096 tokens of mine.txt" in note
+    np.savez(arrays, tokens=np.random.default_rng(0).integers(0, 256, (9, 64)))
+    (note,) = [x for x in notes_of(tmp_path, weight_dtype="int4", calibration=arrays) if "rounded on" in x]
+    assert "9 rows of mine.npz, 576 positions" in note
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "said"),
+    [
+        ({"other": np.zeros((2, 64), int)}, {}, "no array 'tokens'"),
+        ({"tokens": np.full((2, 64), 256)}, {}, "tokens outside of 0 … 255"),
+        ({"tokens": np.zeros(64, int)}, {}, "2 axes are needed"),
+        ({"tokens": np.zeros((2, 64), int)}, {"weight_dtype": "int8"}, "no effect"),
+        ({"tokens": np.zeros((2, 64), int)}, {"weight_dtype": None, "table_dtype": "int4"}, "does not apply here"),
+    ],
+    ids=["name", "tokens", "axes", "int8", "table alone"],
+)
+def test_a_calibration_that_cannot_be_used_is_refused(
+    arrays: dict[str, Any], options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(UsageError) as caught:
+        notes_of(tmp_path, **{"weight_dtype": "int4", "calibration": path, **options})
+    assert said in f"{caught.value.what} {caught.value.why}"
+    for content in (b"", b"\xff\xfe\xff"):
+        (tmp_path / "none.txt").write_bytes(content)
+        with pytest.raises(UsageError, match="Cannot read"):
+            notes_of(tmp_path, weight_dtype="int4", calibration=tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize(
+    ("weights", "table", "most"), [("int8", None, 0.002), pytest.param("int4", None, 0.05, marks=pytest.mark.slow)]
+)
+def test_a_rounded_file_tells_what_rounding_costs_on_text(
+    weights: str, table: str | None, most: float, tmp_path: Path
+) -> None:
+    request = ExportRequest(DEMO, tmp_path / "m.onnx", shapes=ShapeRequest(seq_len=512), weight_dtype=weights)
+    record = next(check for check in export(request).sidecar.checks if check.name == QUALITY)
+    figures = {name: float(value) for name, value in record.figures.items()}
+    assert record.status == "passed" and "2 rows of text, 1,024 tokens" in record.detail
+    assert 0 < figures["divergence"] < most and figures["agreement"] > 0.9
+    assert abs(figures["perplexity"] / figures["perplexity_before"] - 1) < 0.02
+    assert figures["bytes"] == (tmp_path / "m.onnx").stat().st_size
+    assert f"perplexity {figures['perplexity_before']:.4g} before rounding" in record.detail
 
 
 def test_pieces_of_a_packed_matrix_keep_their_own_numbers() -> None:

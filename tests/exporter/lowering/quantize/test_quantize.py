@@ -1,4 +1,4 @@
-"""`--weight-dtype int8`: what is quantized, what is not, and that the file is judged by its own tolerance."""
+"""`--weight-dtype int8-dynamic`: what is quantized, what is not, and that the file is judged by its own tolerance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wide(tmp_path: Path) -> Path:
 def test_linear_layers_become_int8_and_nothing_else(wide: Path) -> None:
     target = wide.with_name("m.onnx")
     full = export(ExportRequest(wide, wide.with_name("full.onnx")))
-    report = export(ExportRequest(wide, target, weight_dtype="int8"))
+    report = export(ExportRequest(wide, target, weight_dtype="int8-dynamic"))
     model = onnx.load(target)
     counts = Counter(node.op_type for node in model.graph.node)
     depth = WIDE["depth"]
@@ -58,16 +58,16 @@ def test_linear_layers_become_int8_and_nothing_else(wide: Path) -> None:
     assert any("branch" in module for module in modules)
     statuses = {check.name: check for check in report.sidecar.checks}
     assert {check.status for check in statuses.values()} <= {"passed", "not proven"}
-    assert f"(tolerance {TOLERANCES['int8'].describe()})" in statuses["parity"].detail
+    assert f"(tolerance {TOLERANCES['int8-dynamic'].describe()})" in statuses["parity"].detail
     assert {"divergence", "agreement"} <= set(statuses["parity"].figures)
     assert "was not tested" in statuses["window"].detail
     sidecar = read_sidecar(target)
-    assert sidecar is not None and sidecar.options == {"weight_dtype": "int8"} and sidecar.dtype == "fp32"
+    assert sidecar is not None and sidecar.options == {"weight_dtype": "int8-dynamic"} and sidecar.dtype == "fp32"
 
 
 def test_the_command_states_its_parity(localattn: Callable[..., Finished], wide: Path) -> None:
     target = wide.with_name("m.onnx")
-    done = localattn("export", wide, "-o", target, "--weight-dtype", "int8", "--format", "json")
+    done = localattn("export", wide, "-o", target, "--weight-dtype", "int8-dynamic", "--format", "json")
     assert done.code == 0, done.err
     parity = next(check for check in json.loads(done.out)["checks"] if check["name"] == "parity")
     assert parity["figures"]["max_abs"] > 1e-4 and parity["figures"]["agreement"] > 0.9
@@ -75,7 +75,7 @@ def test_the_command_states_its_parity(localattn: Callable[..., Finished], wide:
     again = localattn("parity", target, "--against", wide, "--format", "json")
     assert again.code == 0, again.err
     shown = json.loads(again.out)
-    assert shown["dtype"] == "int8" and shown["overall"][0]["agreement"] > 0.9
+    assert shown["dtype"] == "int8-dynamic" and shown["overall"][0]["agreement"] > 0.9
     assert "largest logit at 70% of positions" in localattn("parity", target, "--against", wide).out
 
 
@@ -84,7 +84,7 @@ def test_a_spoiled_int8_file_fails(wide: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(attention_function, "HIDDEN_SCORE", 0.0)  # the window is lost
     with pytest.raises(CheckFailed):
-        export(ExportRequest(wide, wide.with_name("m.onnx"), weight_dtype="int8"))
+        export(ExportRequest(wide, wide.with_name("m.onnx"), weight_dtype="int8-dynamic"))
     assert not wide.with_name("m.onnx").exists()
 
 
@@ -94,7 +94,8 @@ def test_quantizing_leaves_no_trace_in_pythons_logging(wide: Path) -> None:
 import logging
 from pathlib import Path
 from localattn.exporter.export import ExportRequest, export
-report = export(ExportRequest(Path({str(wide)!r}), Path({str(wide.with_name("m.onnx"))!r}), weight_dtype="int8"))
+checkpoint, target = Path({str(wide)!r}), Path({str(wide.with_name("m.onnx"))!r})
+report = export(ExportRequest(checkpoint, target, weight_dtype="int8-dynamic"))
 print(logging.root.handlers, logging.root.manager.disable)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -108,17 +109,17 @@ def test_what_does_not_go_with_int8_is_refused(localattn: Callable[..., Finished
         export(ExportRequest(wide, wide.with_name("m.onnx"), weight_dtype="int3"))
     for dtype, mode in (("fp16", "full"), ("bf16", "full"), ("fp16", "step")):
         options = ["--dtype", dtype, "--mode", mode]
-        done = localattn("export", wide, "-o", wide.with_name("m.onnx"), "--weight-dtype", "int8", *options)
+        done = localattn("export", wide, "-o", wide.with_name("m.onnx"), "--weight-dtype", "int8-dynamic", *options)
         assert done.code == 2, (options, done.err)
     assert not wide.with_name("m.onnx").exists()
 
 
 def test_step_files_share_int8_matrices(localattn: Callable[..., Finished], wide: Path) -> None:
     step = wide.with_name("s.onnx")
-    done = localattn("export", wide, "-o", step, "--weight-dtype", "int8", "--mode", "step", "--chunk", "8")
+    done = localattn("export", wide, "-o", step, "--weight-dtype", "int8-dynamic", "--mode", "step", "--chunk", "8")
     assert done.code == 0, done.err
     sidecar = read_sidecar(step)
-    assert sidecar is not None and sidecar.options == {"weight_dtype": "int8"}
+    assert sidecar is not None and sidecar.options == {"weight_dtype": "int8-dynamic"}
     parity = next(check for check in sidecar.checks if check.name == "parity")
     assert parity.status == "passed" and parity.figures["agreement"] > 0.9
     assert parity.figures["max_abs"] > 1e-4
@@ -138,7 +139,7 @@ def test_step_files_share_int8_matrices(localattn: Callable[..., Finished], wide
 
 def test_without_a_wide_matrix_there_is_nothing_to_do(localattn: Callable[..., Finished], tmp_path: Path) -> None:
     small = save_upstream(tmp_path, "local_attention.LocalTransformer", TINY | {"dim": 8, "num_tokens": 9})
-    done = localattn("export", small, "-o", small.with_name("m.onnx"), "--weight-dtype", "int8")
+    done = localattn("export", small, "-o", small.with_name("m.onnx"), "--weight-dtype", "int8-dynamic")
     assert done.code == 4
     assert "no layer to quantize" in done.err
 

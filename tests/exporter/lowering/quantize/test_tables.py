@@ -12,7 +12,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from localattn.exporter.lowering.quantize import blocked, tables
-from localattn.exporter.lowering.quantize.blocks import round_in_blocks
+from localattn.exporter.lowering.quantize.blocks import round_for_head, round_in_blocks
 from localattn.onnx_graph.block_weights import in_standard_operators
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime.inputs.vocabulary import rows_of_table
@@ -55,9 +55,9 @@ def model(head: str, width: int = 128, extra: bool = False) -> tuple[onnx.ModelP
     return onnx.shape_inference.infer_shapes(made), arrays["table"].astype(np.float32)
 
 
-def quantized(head: str, width: int = 128, extra: bool = False) -> tuple[onnx.ModelProto, np.ndarray]:
+def quantized(head: str, width: int = 128, extra: bool = False, bits: int = 8) -> tuple[onnx.ModelProto, np.ndarray]:
     given, table = model(head, width, extra)
-    return ir.to_proto(blocked.quantize(ir.from_proto(given))), table
+    return ir.to_proto(blocked.quantize(ir.from_proto(given), blocked.Rounding(table_bits=bits))), table
 
 
 @pytest.mark.parametrize("width", [128, 64, 96, 192])
@@ -120,3 +120,41 @@ def test_standard_operators_give_the_same() -> None:
     session = onnxruntime.InferenceSession(ir.to_proto(made).SerializeToString(), providers=["CPUExecutionProvider"])
     (same,) = session.run(None, {"tokens": TOKENS})
     assert np.linalg.norm(found - same) < 0.02 * np.linalg.norm(found)
+
+
+@pytest.mark.parametrize("head", ["turned", "own"])
+def test_the_table_in_4_bits_is_stored_once_and_looked_up_exactly(head: str) -> None:
+    made, table = quantized(head, bits=4)
+    onnx.checker.check_model(made, full_check=True)
+    names = {tensor.name: tensor for tensor in made.graph.initializer}
+    assert list(names["table.levels"].dims) == [96, 4, 16] and "table" not in names
+    readers = [node.op_type for node in made.graph.node if "table.levels" in node.input]
+    assert readers == (["Gather", "MatMulNBits"] if head == "turned" else ["Gather"])
+    rounded = round_in_blocks(np.ascontiguousarray(table.T), 4, 32).matrix().T
+    first = next(node for node in made.graph.node if node.op_type == "MatMulNBits").input[0]
+    made.graph.output.append(onnx.helper.make_tensor_value_info(first, onnx.TensorProto.FLOAT, [2, 3, 128]))
+    for run in (
+        lambda: onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            [first], {"tokens": TOKENS}
+        ),
+        lambda: _in_openvino(made, first),
+    ):
+        np.testing.assert_array_equal(run()[0], rounded[TOKENS])
+
+
+def _in_openvino(made: onnx.ModelProto, name: str) -> list[np.ndarray]:
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install 'localattn[openvino]'")
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(made.SerializeToString()), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return [compiled({"tokens": TOKENS})[name]]
+
+
+def test_columns_that_matter_to_the_head_lose_less() -> None:
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((64, 64)).astype(np.float32)
+    matters = np.ones(64, np.float32)
+    matters[5] = 1e4
+    plain = round_in_blocks(np.ascontiguousarray(table.T), 4, 32).matrix().T
+    weighted = round_for_head(table, matters, 4, 32).matrix().T
+    errors = [(np.square(made - table) * matters).sum() for made in (weighted, plain)]
+    assert errors[0] < 0.7 * errors[1]
