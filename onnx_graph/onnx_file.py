@@ -25,7 +25,7 @@ from . import judgement
 from .canonical import canonical
 from .graph_values import all_nodes
 from .judgement import Growth, Refused, lies_inside
-from .wire_model import without_weights
+from .wire_model import TooMany, without_weights
 
 # Larger files are not loaded: they are hashed in blocks, and engines read their weights from the disk.
 IN_MEMORY = 16 << 20
@@ -173,6 +173,8 @@ class OnnxFile:
                 return mapped[:]
             try:
                 return without_weights(mapped, self.path.name, LARGE_TENSOR)
+            except TooMany:
+                raise
             except ValueError as error:
                 raise ValueError("It is incomplete, or is another kind of file.") from error
 

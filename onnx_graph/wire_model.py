@@ -101,6 +101,10 @@ _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
 _LARGEST = {"type": 14, "place": 1}
 
 
+class TooMany(ValueError):
+    """The file has more parts than any model; its text is a sentence."""
+
+
 class Numbers:
     """A list of numbers: how many they are, and the first of them."""
 
@@ -278,7 +282,7 @@ def fields(data: Data, at: int, end: int, left: Allowance) -> Iterator[tuple[int
     while at < end:
         left.fields -= 1
         if left.fields < 0:
-            raise ValueError("it has more fields than any model")
+            raise TooMany("It has more fields than any model.")
         begin = at
         tag, at = _varint(data, at, end)
         number, wire = tag >> 3, tag & 7
@@ -373,7 +377,7 @@ class _Cutter:
             if number not in leads:
                 self._rest -= stop - value if number in _REST.get(kind, ()) else 0
                 if self._rest < 0:
-                    raise ValueError("it has more shapes of values than any model")
+                    raise TooMany("It has more shapes of values than any model.")
                 continue
             small = stop - value < self._least
             if small:

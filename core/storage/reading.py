@@ -75,7 +75,7 @@ def read_json(path: Path, most: int, fix: str) -> Any:
         return json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        raise UsageError(f"{path} cannot be read.", why=f"{reason}.", fix=fix) from error
+        raise UsageError(f"{path} cannot be read.", why=f"{reason.rstrip('.')}.", fix=fix) from error
 
 
 def check_plain(path: Path) -> None:

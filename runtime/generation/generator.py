@@ -95,14 +95,16 @@ class Generator:
         Raises:
             UsageError: nothing was consumed yet.
         """
-        if self._logits is None:
+        logits = self._logits
+        if logits is None:
             raise UsageError("There are no logits yet.", why="No token was consumed.", fix="Call prefill first.")
-        return self._logits
+        return logits
 
     def reset(self) -> None:
         """Drop all tokens and return to position 0."""
-        self.session.reset()
-        self._logits = None
+        with self.session.exclusive():
+            self.session.reset()
+            self._logits = None
 
     def prefill(self, ids: ArrayLike, mask: ArrayLike | None = None) -> NDArray[Any]:
         """Consume tokens, in chunks as far as a prefill file allows and one by one for the rest.
@@ -119,8 +121,8 @@ class Generator:
                 the file does not take or that has another shape.
         """
         with self.session.own_text():
-            self._logits = self._consumed(ids, mask).copy()
-        return self._logits
+            self._logits = logits = self._consumed(ids, mask).copy()
+        return logits  # `self._logits` may be another thread's by now
 
     def _consumed(self, ids: ArrayLike, mask: ArrayLike | None = None) -> NDArray[Any]:
         """Consume tokens as `prefill` does, and return the logits in the session's buffer."""
@@ -169,8 +171,8 @@ class Generator:
             UsageError: as `prefill`.
         """
         with self.session.own_text():
-            self._logits = self._stepped(ids).copy()
-        return self._logits
+            self._logits = logits = self._stepped(ids).copy()
+        return logits
 
     def _stepped(self, ids: ArrayLike) -> NDArray[Any]:
         """Consume tokens as `step` does, and return the logits in the session's buffer."""

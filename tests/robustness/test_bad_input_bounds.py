@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.core.machine.memory import check_fits, memory_limit
 from localattn.core.storage.nesting import DEEPEST, check_nesting
-from localattn.core.storage.reading import check_plain, open_plain, read_plain
+from localattn.core.storage.reading import check_plain, open_plain, read_json, read_plain
 from localattn.exporter.checkpoint.config import LARGEST_FILE, load_config
 from localattn.runtime.inputs.arrays import LARGEST_INFLATED, load_arrays
 
@@ -266,6 +266,14 @@ def test_nested_configs_cost_no_memory(tmp_path: Path) -> None:
     said = dict(line.split() for line in finished.stdout.splitlines())
     assert set(said) == set(NESTS)
     assert set(said.values()) == {"True"}
+
+
+@pytest.mark.parametrize("text", ["[" * 40 + "]" * 40, "{", "\ufeff{}", "9" * 5000])
+def test_why_a_document_cannot_be_read_ends_in_one_full_stop(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        read_json(tmp_path / "config.json", 1 << 20, "Copy it again.")
+    assert caught.value.why.endswith(".") and not caught.value.why.endswith("..")
 
 
 def test_nesting_is_counted() -> None:

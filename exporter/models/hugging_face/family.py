@@ -28,8 +28,6 @@ from .step_module import step_arguments, step_caches, step_module
 
 # Sequences up to this are compared in any case.
 _SHORT = 256
-# Positions behind the widest window that are compared at least: they must not see the first ones.
-_BEYOND = 64
 
 
 class HuggingFaceFamily(FolderFamily[HuggingFaceArgs], StepFamily[HuggingFaceArgs]):
@@ -111,8 +109,7 @@ class HuggingFaceFamily(FolderFamily[HuggingFaceArgs], StepFamily[HuggingFaceArg
 
     def longest_compared(self, args: HuggingFaceArgs) -> int:
         """Return a length over every window and change of rotary embedding: the cost grows with its square."""
-        beyond = args.window + max(_BEYOND, args.window // 4) + 2
-        return max(beyond, _SHORT, *(length + 1 for length in rotation_changes(args.config)))
+        return max(2 * args.window + 2, _SHORT, *(length + 1 for length in rotation_changes(args.config)))
 
     def recognises_folder(self, folder: Path) -> bool:
         """Look for a configuration of transformers."""

@@ -305,7 +305,7 @@ def test_what_cannot_be_is_refused(
     folder = files("gemma3_text").folder
     for options, words in (
         (("--mode", "step", "--max-length", POSITIONS + 1), f"{POSITIONS} positions"),
-        (("--mode", "step", "--max-length", 0), "positions"),
+        (("--mode", "step", "--max-length", 0), "at least 1 position"),
         (("--max-length", 64), "--mode step"),
         (("--mode", "step", "--seq-len", 64), "does not apply"),
     ):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,32 @@ def test_steps_of_several_threads_are_right_or_refused(tmp_path: Path, runtime: 
                 np.testing.assert_allclose(result[:, -1], wanted, rtol=1e-4, atol=1e-4)
                 right += 1
     assert right + refused == 200 and right
+
+
+@pytest.mark.parametrize("call", ["prefill", "step"])
+def test_a_generator_returns_its_own_logits_when_another_text_begins_at_once(call: str, tmp_path: Path) -> None:
+    """The other text begins when this call has let the session go, and before it returns."""
+    generator = Generator.open(step_model.write(tmp_path), "cpu", 1)
+    tokens = np.random.default_rng(2).integers(0, 256, (2, 1, 4))
+    if call == "step":
+        generator.prefill(tokens[0][:, :3])
+    own_text, waiting = generator.session.own_text, [tokens[1]]
+
+    def another(text: Any, _: int) -> None:
+        generator.reset()
+        generator.prefill(text)
+
+    @contextmanager
+    def interrupted() -> Iterator[None]:
+        with own_text():
+            yield
+        while waiting:
+            in_threads(1, partial(another, waiting.pop()))
+
+    generator.session.own_text = interrupted  # type: ignore[method-assign]
+    got = generator.prefill(tokens[0]) if call == "prefill" else generator.step(tokens[0][:, 3])
+    np.testing.assert_allclose(got, step_model.expected_logits(tokens[0], 256)[:, -1], rtol=1e-4, atol=1e-4)
+    assert not waiting
 
 
 def test_a_text_belongs_to_its_thread_until_another_takes_it_over(tmp_path: Path) -> None:

@@ -177,7 +177,8 @@ def _odd_folder(drawn: _Drawn) -> Target:
     parent: Content | None = drawn.random.choice((None, b"a file", Pipe(), Folder(), Folder(), "nowhere"))
     files: Files = {} if parent is None else {"there": parent}
     modes = {"there": 0o555} if isinstance(parent, Folder) else {}
-    return Target("{}/there/out" + drawn.suffix, files, modes=modes)
+    made = ("there*",) if parent is None else ()  # a folder for outputs is made
+    return Target("{}/there/out" + drawn.suffix, files, leaves=made, modes=modes)
 
 
 def _full_disk(drawn: _Drawn) -> Target:
