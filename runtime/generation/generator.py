@@ -121,7 +121,7 @@ class Generator:
                 the file does not take or that has another shape.
         """
         with self.session.own_text():
-            logits = self._consumed(ids, mask).copy()
+            logits: NDArray[Any] = self._consumed(ids, mask).copy()
             self._logits = logits
         return logits  # `self._logits` may be another thread's by now
 
@@ -172,7 +172,7 @@ class Generator:
             UsageError: as `prefill`.
         """
         with self.session.own_text():
-            logits = self._stepped(ids).copy()
+            logits: NDArray[Any] = self._stepped(ids).copy()
             self._logits = logits
         return logits
 
