@@ -99,10 +99,16 @@ def own_module(
 
 
 def _line(command: str, model: Path, weights: Path | None, factory: str, kwargs: Mapping[str, Any]) -> str:
-    """Return the command line that names the function."""
-    words = ["localattn", command, str(model), *([] if weights is None else ["--against", str(weights)])]
-    words += ["--factory", factory, *(["--factory-args", json.dumps(kwargs)] if kwargs else [])]
-    return shlex.join(words)
+    """Return the command that names the function."""
+    given = {
+        "against": None if weights is None else str(weights),
+        "factory": factory,
+        "factory_args": json.dumps(kwargs),
+    }
+    if not kwargs:
+        del given["factory_args"]
+    named = [argument(name, value) for name, value in given.items() if value is not None]
+    return " ".join((f"localattn {command} {shlex.quote(str(model))}", *named))
 
 
 class OwnReference(ModuleRunner):
