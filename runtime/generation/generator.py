@@ -121,7 +121,8 @@ class Generator:
                 the file does not take or that has another shape.
         """
         with self.session.own_text():
-            self._logits = logits = self._consumed(ids, mask).copy()
+            logits: NDArray[Any] = self._consumed(ids, mask).copy()
+            self._logits = logits
         return logits  # `self._logits` may be another thread's by now
 
     def _consumed(self, ids: ArrayLike, mask: ArrayLike | None = None) -> NDArray[Any]:
@@ -171,7 +172,8 @@ class Generator:
             UsageError: as `prefill`.
         """
         with self.session.own_text():
-            self._logits = logits = self._stepped(ids).copy()
+            logits: NDArray[Any] = self._stepped(ids).copy()
+            self._logits = logits
         return logits
 
     def _stepped(self, ids: ArrayLike) -> NDArray[Any]:
