@@ -42,9 +42,8 @@ class WeightKind:
 
 _IN_INT8, _IN_FP8 = (partial(scaled_rows.quantize, kind=kind) for kind in (scaled_rows.INT8, scaled_rows.FP8))
 _PLAIN = f"Leave {argument('weight_dtype')} out: this model needs its weights as they are."
-_EIGHT = f"Try {argument('weight_dtype', 'int8')}, which rounds weights less, or leave {argument('weight_dtype')} out."
 _WIDE = (
-    f"Try {argument('weight_dtype', 'int8')}, which rounds weights and not whole activations, or leave "
+    f"Try {argument('weight_dtype', 'int4')}, which rounds weights and no activations, or leave "
     f"{argument('weight_dtype')} out."
 )
 # Bits of a table's levels, by the values of `table_dtype`.
@@ -61,7 +60,7 @@ WEIGHT_KINDS: Mapping[str, WeightKind] = {
     "int4": WeightKind(
         blocked.quantize,
         "products of int4 matrices",
-        _EIGHT,
+        _PLAIN,
         bits=block_weights.BITS,
         standard_from=block_weights.OPSET,
     ),
