@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import logging
 import random
 import re
 import sys
@@ -170,7 +171,19 @@ class Finished(NamedTuple):
 
 
 @pytest.fixture
-def localattn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
+def log_of_this_test() -> Iterator[None]:
+    """What a command showed of its log, other tests do not."""
+    log = logging.getLogger("localattn")
+    handlers, level = [*log.handlers], log.level
+    yield
+    log.handlers[:] = handlers
+    log.setLevel(level)
+
+
+@pytest.fixture
+def localattn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], log_of_this_test: None
+) -> Callable[..., Finished]:
     """Run the command line in this process: `localattn("export", path)`."""
 
     def call(*arguments: object) -> Finished:

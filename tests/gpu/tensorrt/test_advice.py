@@ -87,7 +87,7 @@ def test_external_data_that_is_missing_is_copied_beside_it(localattn: Callable[.
     onnx.save(onnx.load(small_model()), path, save_as_external_data=True, location=data.name, size_threshold=1024)
     away = data.rename(tmp_path / "away")
     refused = build(localattn, path)
-    assert refused.code == 2 and "Copy the file that holds the weights beside it, under its name." in refused.err
+    assert refused.code == 2 and "Copy the file that holds the weights next to it, under its name." in refused.err
     away.rename(data)
     done = build(localattn, path)
     assert done.code == 0, done.err
