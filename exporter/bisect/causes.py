@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.dtypes import LARGEST_NUMBER
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import LOWEST_BIAS, SELF_SCORE, geometry_of
 from .evidence import Evidence, Measured, Recorded, measure
 from .reference import Floats
 
-# The largest finite number of fp16; bf16 reaches as far as fp32.
-FP16_MAX = 65504.0
 # How far a stored weight may be from the checkpoint's, relative to the largest: a few roundings.
 _WEIGHT_EPS = {"fp32": 1e-6, "fp16": 2e-3, "bf16": 1.6e-2}
 
@@ -50,7 +49,7 @@ def _overflow(evidence: Evidence) -> str | None:
     if not lost:
         return None
     largest = float(np.abs(evidence.fault.expected).max())
-    limit = FP16_MAX if evidence.dtype == "fp16" else float(np.finfo(np.float32).max)
+    limit = LARGEST_NUMBER["fp16" if evidence.dtype == "fp16" else "fp32"]
     where = "at this value" if largest > limit else "at a value inside the module"
     return (
         f"{lost} of {actual.size} values are NaN or Inf, from finite inputs: the range of {evidence.dtype} ends at "

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...core.documents.sidecar import class_title
 from ...core.documents.window_view import WindowView
-from ...core.dtypes import IO_NAME
+from ...core.dtypes import IO_NAME, weights_beyond
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
@@ -244,11 +244,7 @@ class SourceModel:
         if not beyond:
             return
         largest = max((float(self.state[name].abs().max()) for name in beyond if name in self.state), default=math.inf)
-        raise UsageError(
-            f"Weights do not fit {dtype}: {bounded(beyond, 3)}.",
-            why=f"The largest is {largest:.3g}, and {dtype} ends at {torch.finfo(TORCH_DTYPE[dtype]).max:.3g}.",
-            fix="Export in bf16, which has the range of fp32, or in fp32.",
-        )
+        raise weights_beyond(bounded(beyond, 3), largest, dtype)
 
     def undecided(self, inputs: Arrays, dtype: str) -> NDArray[np.bool_] | None:
         """Return the tokens `[B, N]` whose experts rounding decides in half precision; None if there are none.

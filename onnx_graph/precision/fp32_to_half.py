@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import UsageError
+from ...core.dtypes import weights_beyond
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ...core.nodes.fused import FUSED_DOMAIN, GATES, ROTATIONS
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE
@@ -186,13 +186,7 @@ class _Narrowing:
             narrow = numbers.astype(self._numpy)
         beyond = np.isfinite(numbers) & ~np.isfinite(narrow.astype(np.float32))
         if beyond.any():
-            ends = 65504.0 if self._dtype == "fp16" else 3.39e38
-            raise UsageError(
-                f"Weights do not fit {self._dtype}: {value.name}.",
-                why=f"The largest is {np.abs(numbers[np.isfinite(numbers)]).max():.3g}, "
-                f"and {self._dtype} ends at {ends:.3g}.",
-                fix="Export in bf16, which has the range of fp32, or in fp32.",
-            )
+            raise weights_beyond(value.name, float(np.abs(numbers[np.isfinite(numbers)]).max()), self._dtype)
         name = self._new(value.name)
         tensor = ir.tensor(narrow, dtype=self._type, name=name)
         made = ir.Value(name=name, shape=ir.Shape(narrow.shape), type=ir.TensorType(self._type), const_value=tensor)

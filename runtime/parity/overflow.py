@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.documents.sidecar import CheckRecord
+from ...core.dtypes import LARGEST_NUMBER
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed
 from ...onnx_graph.precision.half_to_fp32 import FP16_ROUNDS_UP
 from ..session import Session
 
 FP16_RANGE = "fp16 range"
-# The largest number of fp16.
-LARGEST = 65504.0
+LARGEST = LARGEST_NUMBER["fp16"]
 _SHOWN = 5
 _FIX = f"Use bf16, which has the range of fp32: {argument('dtype', 'bf16')}; or keep these modules in fp32."
 
