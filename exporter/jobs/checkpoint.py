@@ -10,7 +10,6 @@ from typing import Any
 
 from ...core.documents.proof import proven_by_golden
 from ...core.documents.sidecar import CheckRecord, Sidecar
-from ...core.errors import UsageError
 from ...core.machine.resident_memory import release_memory
 from ...core.storage.file_kinds import ONNX
 from ...core.storage.outputs import Output
@@ -37,8 +36,7 @@ from ..lowering import functions, trace
 from ..lowering.quantize.blocked import Rounding
 from ..lowering.quantize.fp8_attention import check_attention, measure, quantize_attention
 from ..lowering.quantize.on_text import rounding_on_text
-from ..lowering.quantize.weights import check_rounding, check_weights, quantize_weights, spans_tokens
-from ..models.family import TORCH_DTYPE
+from ..lowering.quantize.weights import check_precision, check_rounding, quantize_weights, spans_tokens
 from ..models.forms import FolderFamily
 from ..options import ExportRequest, recorded
 from ..pipeline import Job, Part, Progress
@@ -157,7 +155,7 @@ def open_request(
         UsageError: the request or one of its files cannot be used.
         MissingDependency: the inputs do not fit into memory.
     """
-    check_precision(request)
+    check_request_precision(request)
     trace.check_opset(request.opset)
     if opened is None:
         opened = open_checkpoint(
@@ -178,15 +176,14 @@ def dynamic_axes(request: ExportRequest, source: SourceModel) -> tuple[str, ...]
     return source.family.dynamic if request.dynamic is None else tuple(request.dynamic)
 
 
-def check_precision(request: ExportRequest) -> None:
-    """Refuse an unknown element type or kind of weights, or two that cannot be combined.
+def check_request_precision(request: ExportRequest) -> None:
+    """Refuse the precision of a checkpoint's export, also of its tables and its attention, if it cannot be had.
 
     Raises:
-        UsageError: the precision is one of these.
+        UsageError: an unknown value, or values that cannot be combined.
+        MissingDependency: the installed onnxruntime cannot compute it.
     """
-    if request.dtype not in TORCH_DTYPE:
-        raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
-    check_weights(request.weight_dtype, request.dtype, request.opset, standard_ops=request.standard_ops)
+    check_precision(request)
     check_rounding(request.weight_dtype, request.table_dtype, calibrated=request.calibration is not None)
     check_attention(request.attention_dtype, request.dtype, request.opset)
 

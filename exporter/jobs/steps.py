@@ -38,7 +38,7 @@ from ..options import ExportRequest
 from ..pipeline import Part, Progress
 from ..source.step_source import StepSource, largest_chunk
 from ..source.tokens import tokens_of
-from .checkpoint import RequestJob, check_precision, files_to_copy, model_entries
+from .checkpoint import RequestJob, check_request_precision, files_to_copy, model_entries
 
 DEFAULT_CHUNK = 64
 
@@ -115,7 +115,7 @@ def open_steps(request: ExportRequest) -> tuple[OpenedCheckpoint, dict[Path, Ste
     Raises:
         UsageError: the request or one of its files cannot be used, or the model cannot stream.
     """
-    check_precision(request)
+    check_request_precision(request)
     check_opset(request.opset)
     for option, given in (("seq_len", request.shapes.seq_len is not None), ("dynamic", bool(request.dynamic))):
         if given:

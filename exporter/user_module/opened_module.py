@@ -38,8 +38,7 @@ from ..checks.quadratic_memory import Shape, SizesInUse, graph_shapes, unused_fi
 from ..lowering import functions, trace
 from ..lowering.quantize.blocked import Rounding
 from ..lowering.quantize.calibration import Calibration
-from ..lowering.quantize.weights import WEIGHT_KINDS, check_weights, quantize_weights
-from ..models.family import TORCH_DTYPE
+from ..lowering.quantize.weights import WEIGHT_KINDS, check_precision, quantize_weights
 from ..options import ModuleOptions, recorded
 from ..source.dynamic_axes import LARGEST_BATCH
 from .dynamic_axes import as_option, check_dynamic_axes
@@ -111,17 +110,6 @@ def _check_request(module: nn.Module, inputs: Sequence[ModuleInput], options: Mo
             "The module's inputs are not given.", fix="Give arrays by name, or name:dtype:[shape] for each."
         )
     check_drawable([x.spec() for x in inputs])
-
-
-def check_precision(options: ModuleOptions) -> None:
-    """Refuse an unknown element type or kind of weights, or two that cannot be combined.
-
-    Raises:
-        UsageError: the precision is one of these.
-    """
-    if options.dtype not in TORCH_DTYPE:
-        raise UsageError(f"Unknown dtype {options.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
-    check_weights(options.weight_dtype, options.dtype, options.opset, standard_ops=options.standard_ops)
 
 
 class OpenedModule:

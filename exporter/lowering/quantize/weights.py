@@ -12,6 +12,8 @@ from ....core.error_texts import argument
 from ....core.errors import MissingDependency, UsageError
 from ....core.versions import WIDE_BLOCKS_FROM, parse
 from ....onnx_graph import block_weights
+from ...models.family import TORCH_DTYPE
+from ...options import ExportRequest, ModuleOptions
 from . import blocked, dynamic_int8, scaled_rows
 
 
@@ -68,6 +70,18 @@ WEIGHT_KINDS: Mapping[str, WeightKind] = {
     "int8-qdq": WeightKind(_IN_INT8, "products of rounded rows", _WIDE, dtypes=("fp32", "fp16")),
     "fp8": WeightKind(_IN_FP8, "products of rounded rows", _WIDE, opset_from=19, dtypes=("fp32", "fp16")),
 }
+
+
+def check_precision(options: ExportRequest | ModuleOptions) -> None:
+    """Refuse an unknown element type or kind of weights, or two that cannot be combined.
+
+    Raises:
+        UsageError: the precision is one of these.
+        MissingDependency: the installed onnxruntime cannot compute it.
+    """
+    if options.dtype not in TORCH_DTYPE:
+        raise UsageError(f"Unknown dtype {options.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
+    check_weights(options.weight_dtype, options.dtype, options.opset, standard_ops=options.standard_ops)
 
 
 def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: bool) -> None:
