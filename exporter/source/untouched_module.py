@@ -31,6 +31,13 @@ _ROTARY = "SinusoidalEmbeddings"
 _OPTIONS = ("mask", "attn_bias")
 
 
+def autocast_to(dtype: str) -> torch.autocast:
+    """Return a context in which a module computes in "fp16" or "bf16" as in mixed training; "fp32" changes nothing."""
+    enabled = dtype != "fp32"
+    # Without its cache autocast keeps no second copy of the weights.
+    return torch.autocast("cpu", TORCH_DTYPE[dtype] if enabled else None, enabled, cache_enabled=False)
+
+
 class UntouchedRunner(Runner):
     """A runner of upstream's unchanged module.
 
@@ -64,9 +71,7 @@ class UntouchedRunner(Runner):
     def _run(self, inputs: Arrays, only: Mapping[str, Tensor]) -> Arrays:
         tensors = as_tensors(inputs, torch.float32)
         options = {name: tensors.pop(name) for name in list(tensors) if self._by_name or name in _OPTIONS}
-        enabled = self._dtype != "fp32"
-        # Without its cache autocast keeps no second copy of the weights.
-        with torch.autocast("cpu", TORCH_DTYPE[self._dtype] if enabled else None, enabled, cache_enabled=False):
+        with autocast_to(self._dtype):
             output: Tensor = self._module(*tensors.values(), **options, **only)
         return {self.outputs[0]: output.float().numpy()}
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import GetAttrKey, MappingKey, SequenceKey, tree_flatten_with_path
@@ -18,7 +17,7 @@ from ...core.error_texts import named_line
 from ...core.errors import UsageError
 from ...runtime.parity.runner import Runner
 from ...runtime.session import Arrays
-from ..models.family import TORCH_DTYPE
+from ..source.untouched_module import autocast_to
 from .inputs import call
 from .observe import working_copy
 
@@ -138,10 +137,8 @@ class AutocastRunner(Runner):
 
     def run(self, inputs: Arrays) -> Arrays:
         """Compute the outputs, in fp32; errors of the module are not caught."""
-        enabled = self._dtype != "fp32"
         floats = {name: x.astype(np.float32) if x.dtype.kind == "f" else x for name, x in inputs.items()}
-        # Without its cache autocast keeps no second copy of the weights.
-        with torch.autocast("cpu", TORCH_DTYPE[self._dtype] if enabled else None, enabled, cache_enabled=False):
+        with autocast_to(self._dtype):
             result = named_tensors(call(self._module, floats, self._by_name))
         return {name: (x.float() if x.is_floating_point() else x).numpy() for name, x in result.items()}
 
