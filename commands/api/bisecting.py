@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.wrong_file import check_exists
+from .factory_args import as_json
 from .packages import packages_named
 from .paths import as_path
 
@@ -82,6 +82,6 @@ def bisect(
         plugin=str(plugin),
         entry=entry,
         factory=factory,
-        factory_args=json.dumps(dict(factory_args)) if isinstance(factory_args, Mapping) else factory_args,
+        factory_args=as_json(factory_args),
     )
     return run_bisect(request, progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.wrong_file import check_exists
+from .factory_args import as_json
 from .packages import missing_package
 from .paths import as_path
 
@@ -102,7 +102,7 @@ def parity(
         keep_reference=save_outputs is not None,
         entry=entry,
         factory=factory,
-        factory_args=json.dumps(dict(factory_args)) if isinstance(factory_args, Mapping) else factory_args,
+        factory_args=as_json(factory_args),
     )
     report = _comparison(request, progress)(request, progress)
     report.save(as_path(save_inputs), as_path(save_outputs), overwrite=overwrite)

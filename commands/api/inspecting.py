@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.wrong_file import check_exists
+from .factory_args import as_json
 from .packages import packages_named
 from .paths import as_path
 
@@ -42,8 +42,7 @@ def inspect(
         with packages_named():
             from ...exporter.user_module.describe import describe_module
 
-        args = json.dumps(dict(factory_args)) if isinstance(factory_args, Mapping) else factory_args
-        return describe_module(factory, args, as_path(file), entry)
+        return describe_module(factory, as_json(factory_args), as_path(file), entry)
     if file is None:
         raise UsageError("There is nothing to inspect.", fix=f"Give a file, or {argument('factory')}.")
     path = Path(file)
