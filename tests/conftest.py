@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import json
 import logging
@@ -103,23 +102,9 @@ def libraries_are_compiled_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def operators_are_listed_once() -> Iterator[None]:
-    """PyTorch's exporter lists all its operators at each export and parses their source, a third of a small model's."""
+    """At each step of an export PyTorch looks up every operator that C++ registered, some sixty times in all."""
     from torch._export import utils as export_utils
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    make = ONNXRegistry.from_torchlib
-    listed: dict[str, ONNXRegistry] = {}
-
-    def copied(**options: Any) -> ONNXRegistry:
-        """A registry that an export may add to."""
-        asked = repr(options)
-        if asked not in listed:
-            listed[asked] = make(**options)
-        registry = copy.copy(listed[asked])
-        registry.functions = {name: [*functions] for name, functions in registry.functions.items()}
-        return registry
-
-    # At each step of an export PyTorch looks up every operator that C++ registered, some sixty times in all.
     look_up, seen = export_utils._materialize_cpp_cia_ops, []
 
     def looked_up_once() -> None:
@@ -129,7 +114,6 @@ def operators_are_listed_once() -> Iterator[None]:
             seen[:] = registered
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
         patch.setattr(export_utils, "_materialize_cpp_cia_ops", looked_up_once)
         yield
 
