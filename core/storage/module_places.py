@@ -2,7 +2,7 @@
 
 A sidecar names the function that made a module, and the digest of its code. Code that only a sidecar names is never
 run, because sidecars come from anywhere. Each export therefore notes in the user's own cache which function was run,
-with which arguments, and where its code and weights lie. A note counts only while the code is unchanged.
+with which arguments, and where its code lies. A note counts only while the code is unchanged.
 """
 
 from __future__ import annotations

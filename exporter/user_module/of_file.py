@@ -103,10 +103,8 @@ def _line(command: str, model: Path, weights: Path | None, factory: str, kwargs:
     given = {
         "against": None if weights is None else str(weights),
         "factory": factory,
-        "factory_args": json.dumps(kwargs),
+        "factory_args": json.dumps(kwargs) if kwargs else None,
     }
-    if not kwargs:
-        del given["factory_args"]
     named = [argument(name, value) for name, value in given.items() if value is not None]
     return " ".join((f"localattn {command} {shlex.quote(str(model))}", *named))
 
