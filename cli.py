@@ -34,7 +34,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -74,6 +74,8 @@ _EPILOG = (
 
 # PyTorch's texts for a lack of memory, in a RuntimeError.
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory: you tried to allocate|std::bad_alloc")
+# Seconds until a request to end that Python dropped is raised again.
+_MOMENT = 0.001
 
 
 def _print_version(wanted: bool) -> None:
@@ -190,7 +192,22 @@ def _unwinding() -> Iterator[None]:
             raise KeyboardInterrupt  # which a command may answer
         raise Stopped(128 + number)
 
+    def once_more(lost: Any) -> None:
+        """Raise it once more, a moment later, where Python drops it: in a callback of a weak reference, a `__del__`."""
+        if not isinstance(lost.exc_value, (KeyboardInterrupt, Stopped)) or not hasattr(signal, "setitimer"):
+            hook(lost)
+            return
+        ended = Stopped(lost.exc_value.code) if isinstance(lost.exc_value, Stopped) else KeyboardInterrupt()
+
+        def end(*_: object) -> None:
+            raise ended
+
+        alarms.append(signal.signal(signal.SIGALRM, end))
+        signal.setitimer(signal.ITIMER_REAL, _MOMENT)
+
     known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    alarms: list[Any] = []
+    hook, sys.unraisablehook = sys.unraisablehook, once_more
     # An ignored signal (nohup) stays ignored.
     before = {number: signal.getsignal(number) for number in known}
     caught = [n for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
@@ -201,8 +218,12 @@ def _unwinding() -> Iterator[None]:
         yield
     finally:
         supervise.end_undisturbed()
+        sys.unraisablehook = hook
         for number in caught:
             signal.signal(number, before[number])
+        if alarms:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, alarms[0] or signal.SIG_DFL)
 
 
 def _known(error: Exception) -> LocalAttnError | None:

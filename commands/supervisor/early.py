@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 
 TYPE_CHECKING = False  # `typing` itself takes long to import
 if TYPE_CHECKING:
+    import signal as _signal
     from types import FrameType
     from typing import NoReturn
+else:
+    try:
+        import _signal  # built in; the module `signal` imports `enum`, during which Ctrl-C would be a traceback
+    except ImportError:
+        import signal as _signal
 
 
 def leave_quietly(number: int, _: FrameType | None) -> NoReturn:
@@ -18,10 +23,10 @@ def leave_quietly(number: int, _: FrameType | None) -> NoReturn:
 
 def answer_quietly() -> None:
     """Let Ctrl-C end this process without a traceback, unless it is ignored, as in the background."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, leave_quietly)
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, leave_quietly)
 
 
 def answers_quietly() -> bool:
     """Return whether Ctrl-C is still answered so."""
-    return signal.getsignal(signal.SIGINT) is leave_quietly
+    return _signal.getsignal(_signal.SIGINT) is leave_quietly

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from localattn import cli
+from localattn.commands.parts.console import Stopped
 from localattn.commands.supervisor.supervise import GRACE
 
 from ..support.dying_library import dying_library
@@ -157,6 +160,20 @@ def test_ctrl_c_is_quiet_from_the_first_import_on(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_that_python_drops_is_raised_again(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    """Python drops what is raised in the callback of a weak reference, such as those of its import system."""
+    held = {1}
+    watched = weakref.ref(held, lambda _: signal.raise_signal(number))
+    before = [signal.getsignal(each) for each in (number, signal.SIGALRM)], sys.unraisablehook
+    with pytest.raises(Stopped) as ended, cli._unwinding():
+        del held
+        time.sleep(20)
+    assert (ended.value.code, watched()) == (128 + number, None)
+    assert ([signal.getsignal(each) for each in (number, signal.SIGALRM)], sys.unraisablehook) == before
+    assert capfd.readouterr().err == ""
 
 
 def test_a_program_that_imports_the_package_keeps_its_answer_to_ctrl_c() -> None:
