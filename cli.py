@@ -23,9 +23,9 @@ if not __package__:  # `python cli.py` in a source tree: make the tree the packa
     __package__ = "localattn"
 
 if __name__ == "__main__":
-    from .commands.supervisor.early import answer_quietly
+    from . import _answer_quietly
 
-    answer_quietly()
+    _answer_quietly()
 
 import inspect
 import re
@@ -38,6 +38,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from . import _leave_quietly
 from .commands.api.packages import missing_package
 from .commands.parts import completion, streams
 from .commands.parts.console import (
@@ -54,7 +55,6 @@ from .commands.parts.console import (
 from .commands.parts.paths import checked
 from .commands.parts.terminal.help import Command, Group
 from .commands.supervisor import supervise
-from .commands.supervisor.early import answers_quietly
 from .core import at_work
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 from .core.machine import process
@@ -121,7 +121,7 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 def main() -> None:
     """Run the command line and exit with its exit code; the work is done in a child process if possible."""
-    if answers_quietly():  # from here on work may have to be cleaned up
+    if signal.getsignal(signal.SIGINT) is _leave_quietly:  # from here on work may have to be cleaned up
         supervise.hold_signals()
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if supervise.possible(sys.argv[1:]) and supervise.supervise():
@@ -161,8 +161,9 @@ def _run() -> int:
         ReaderGone: the reader of stdout has closed it.
     """
     asked = tuple(sys.argv[1:2])
+    requests: list[int] = []
     try:
-        with _unwinding():
+        with _unwinding(requests):
             command_line(asked if set(asked) & set(COMMANDS) else COMMANDS)()
     except (KeyboardInterrupt, Stopped) as ended:
         print_stopped(at_work.written())
@@ -173,6 +174,9 @@ def _run() -> int:
         raise
     except Exception as error:
         known = _known(error)
+        if requests and (known is not error or _stems_from_request(error)):
+            print_stopped(at_work.written())
+            return 128 + requests[0]
         if known is None:
             print_fault(error)
             return ExitCode.INTERNAL
@@ -181,11 +185,26 @@ def _run() -> int:
     return ExitCode.OK
 
 
+def _stems_from_request(error: BaseException | None) -> bool:
+    """Return whether a request to end became this error in code that it interrupted."""
+    while error is not None:
+        if isinstance(error, (KeyboardInterrupt, Stopped)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextmanager
-def _unwinding() -> Iterator[None]:
-    """Let a request to end (Ctrl-C, SIGTERM, SIGHUP) clean up like an error, with exit code 128 + its number."""
+def _unwinding(requests: list[int] | None = None) -> Iterator[None]:
+    """Let a request to end (Ctrl-C, SIGTERM, SIGHUP) clean up like an error, with exit code 128 + its number.
+
+    Args:
+        requests: gets that number, because interrupted code may raise another error instead, as imports of numpy do.
+    """
 
     def leave(number: int, _: object) -> None:
+        if requests is not None:
+            requests.append(number)
         for other in caught:  # a clean-up in progress finishes; Python complains where it finds SIG_IGN too late
             signal.signal(other, lambda *_: None)
         if number == signal.SIGINT and Verbosity.running:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 from localattn import cli
 from localattn.commands.parts.console import Stopped
 from localattn.commands.supervisor.supervise import GRACE
+from localattn.core.errors import UsageError
 
 from ..support.dying_library import dying_library
 
@@ -174,6 +175,48 @@ def test_a_request_that_python_drops_is_raised_again(number: signal.Signals, cap
     assert (ended.value.code, watched()) == (128 + number, None)
     assert ([signal.getsignal(each) for each in (number, signal.SIGALRM)], sys.unraisablehook) == before
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (lambda request: ImportError("Importing numpy failed."), 130, "Stopped; nothing was written."),
+        (
+            lambda request: chained(UsageError("m.onnx cannot be loaded."), request),
+            130,
+            "Stopped; nothing was written.",
+        ),
+        (lambda request: UsageError("m.onnx cannot be written."), 2, "Error: m.onnx cannot be written."),
+    ],
+    ids=["lost", "chained", "another"],
+)
+def test_what_interrupted_code_makes_of_a_request_is_no_fault(
+    error: Callable[[BaseException], Exception],
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As numpy does, whose import in C makes another error of it."""
+
+    def command() -> None:
+        caught: BaseException | None = None
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException as request:
+            caught = request
+        assert caught is not None
+        raise error(caught)
+
+    monkeypatch.setattr(cli, "command_line", lambda _: command)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert cli._run() == code
+    assert capfd.readouterr().err.splitlines()[0] == said
+
+
+def chained(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
 
 
 def test_a_program_that_imports_the_package_keeps_its_answer_to_ctrl_c() -> None:

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from localattn.commands.supervisor.early import answer_quietly
+from localattn import _answer_quietly
 
 from .worker import status_bytes
 
@@ -53,7 +53,7 @@ def _command(request: dict[str, Any], out: int, err: int) -> None:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
-        answer_quietly()  # as `localattn.__main__` does first; what is before it here is Python's own start
+        _answer_quietly()  # as `localattn.__main__` does first; what is before it here is Python's own start
         nothing = os.open(os.devnull, os.O_RDONLY)
         for descriptor, stream in ((0, nothing), (1, out), (2, err)):
             os.dup2(stream, descriptor)
