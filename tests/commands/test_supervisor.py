@@ -239,20 +239,29 @@ def test_timeout_ends_it_on_time(folder: Path) -> None:
 
 
 def test_its_own_processes_end_with_it(folder: Path) -> None:
-    before = _asleep()
+    before = _asleep(b"dying.so", b"localattn.cli")
     assert start(folder, "brood").wait(60) == 2
-    until(lambda: _asleep() <= before, 5)
+    until(lambda: _asleep(b"dying.so", b"localattn.cli") <= before, 5)
 
 
-def _asleep() -> set[str]:
-    """The processes whose command line is that of the test."""
+def test_what_a_candidate_left_ends_with_the_command(folder: Path) -> None:
+    """A candidate is a process of its own, whose death `bench` reports by itself."""
+    before = _asleep(b"localattn.runtime.bench.worker")
+    words = ("bench", "m.onnx", "--rounds", "1", "--iterations", "1", "--plugin-library", "dying.so")
+    assert start(folder, "brood", *words).wait(60) == 1
+    assert (folder / "reached").exists()
+    until(lambda: _asleep(b"localattn.runtime.bench.worker") <= before, 5)
+
+
+def _asleep(*words: bytes) -> set[str]:
+    """The processes whose command line has these words."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = path.read_bytes()
         except OSError:
             continue
-        if b"dying.so" in text and b"localattn.cli" in text:
+        if all(word in text for word in words):
             found.add(path.parent.name)
     return found
 

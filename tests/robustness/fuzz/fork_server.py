@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from localattn import _answer_quietly
+from localattn.commands.supervisor import descendants
 
 from .worker import status_bytes
 
@@ -44,6 +45,14 @@ def _of_session(session: int) -> list[int]:
             if int(belongs) == session and state not in "ZX":
                 found.append(int(path.parent.name))
     return found
+
+
+def _left(session: int) -> list[int]:
+    """The living processes of a session, and those that left it and were adopted by this process."""
+    for number in (adopted := descendants.children()):
+        with contextlib.suppress(OSError):
+            os.waitpid(number, os.WNOHANG)
+    return sorted({*_of_session(session), *(adopted & descendants.children())})
 
 
 def _command(request: dict[str, Any], out: int, err: int) -> None:
@@ -109,10 +118,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         # What both this process and that one waited for a processor is not the command's.
         took -= _waited(process) + _waited(os.getpid()) - waited if asked is not None else 0.0
         _, status, usage = os.wait4(process, 0)
-        left = _of_session(process)
+        left = _left(process)
         if left:  # what was killed may not be gone yet
             time.sleep(0.3)
-            left = _of_session(process)
+            left = _left(process)
         for number in left:
             with contextlib.suppress(OSError):
                 os.kill(number, signal.SIGKILL)
@@ -150,6 +159,7 @@ def main() -> None:
     from localattn.runtime.backends.openvino.package import PACKAGE
 
     process.without_telemetry()
+    descendants.adopt_orphans()
     import numpy
     import onnx
     import onnxruntime
