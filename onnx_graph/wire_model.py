@@ -32,7 +32,13 @@ _VARINT, _FIXED64, _BYTES, _GROUP, _END, _FIXED32 = range(6)
 # The fields of each message: number → name and kind, "*" for lists. Others are passed over.
 _NUMBERS = {"int": _VARINT, "int32": _VARINT, "type": _VARINT, "place": _VARINT, "f32": _FIXED32, "f64": _FIXED64}
 _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
-    "Model": {1: ("ir_version", "int"), 7: ("graph", "Graph"), 25: ("functions", "Function*")},
+    "Model": {
+        1: ("ir_version", "int"),
+        7: ("graph", "Graph"),
+        8: ("opset_import", "Opset*"),
+        25: ("functions", "Function*"),
+    },
+    "Opset": {1: ("domain", "str"), 2: ("version", "int")},
     "Graph": {
         1: ("node", "Node*"),
         5: ("initializer", "Tensor*"),
@@ -45,6 +51,7 @@ _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
         4: ("input", "str*"),
         5: ("output", "str*"),
         7: ("node", "Node*"),
+        9: ("opset_import", "Opset*"),
         10: ("domain", "str"),
         11: ("attribute_proto", "Attribute*"),
         13: ("overload", "str"),
