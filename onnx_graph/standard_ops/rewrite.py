@@ -131,20 +131,33 @@ def _too_dear(node: Any) -> bool:
 
 
 def _size_by_values(node: Any) -> float:
-    """Return how many elements a node of constant inputs writes at most, if its inputs' values say so; 0 for others."""
-    if node.op_type not in _SIZED_BY_VALUES:
-        return 0
+    """Return how many elements a node of constant inputs writes at most, where no shape is inferred."""
+    import numpy as np
+
     given = [None if value is None else value.const_value for value in node.inputs]
-    last = given[-1]
-    if last is None or last.size > _MOST_SIZES or not given[0].size:
-        return inf
-    if node.op_type == "Range" and all(tensor.size == 1 for tensor in given):
-        first, end, step = (float(tensor.numpy().item()) for tensor in given)
-        return abs((end - first) / step) if step else inf
-    sizes = prod(abs(float(size)) for size in last.numpy().flat)
-    if node.op_type == "ConstantOfShape":
-        return sizes
-    return float(given[0].size) * max(1.0, sizes) if node.op_type in ("Expand", "Tile") else inf
+    sizes = [tensor.size for tensor in given if tensor is not None]
+    last = given[-1] if given else None
+    if node.op_type in _SIZED_BY_VALUES:
+        if last is None or last.size > _MOST_SIZES or not sizes[0]:
+            return inf
+        if node.op_type == "Range" and all(size == 1 for size in sizes):
+            first, end, step = (float(tensor.numpy().item()) for tensor in given)
+            return abs((end - first) / step) if step else inf
+        asked = prod(abs(float(size)) for size in last.numpy().flat)
+        if node.op_type == "ConstantOfShape":
+            return asked
+        return sizes[0] * max(1.0, asked) if node.op_type in ("Expand", "Tile") else inf
+    if node.op_type == "Gather" and sizes[0]:
+        axis = node.attributes.get_int("axis", 0)
+        shape = given[0].shape.numpy()
+        return sizes[1] * sizes[0] / shape[axis] if -len(shape) <= axis < len(shape) else inf
+    if node.op_type in ("GatherND", "MatMul"):
+        return float(prod(sizes))
+    try:
+        broadcast = np.broadcast_shapes(*(tensor.shape.numpy() for tensor in given if tensor is not None))
+    except ValueError:
+        return sum(sizes)
+    return max(sum(sizes), prod(broadcast))
 
 
 def _drop_empty_attributes(model: Any) -> None:
