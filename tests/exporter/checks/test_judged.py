@@ -116,7 +116,7 @@ def test_fp16_steps_that_overflow_are_refused(bos: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name, layer, gain, fits", [
     ("mistral", 1, GAIN, True),
-    ("mistral", 1, 10 * GAIN, False),
+    ("mistral", 1, 3 * GAIN, False),
     ("gemma3_text", 0, 3.0, True),
     ("gemma3_text", 1, GAIN, False),
     ("qwen3", 0, 3.0, True),
@@ -137,8 +137,8 @@ def test_the_verdict_is_that_of_the_onnx_reference(
     assert verdict is fits
     monkeypatch.setattr(Judged, "open", classmethod(lambda cls, path, session, *_: cls(session, path, "fp16")))
     localattn.export(folder, tmp_path / "unjudged.onnx", dtype="fp16", standard_ops=True)
-    ids = np.random.default_rng(0).integers(3, VOCABULARY, (1, 12))
-    ids[:, 0] = 1
+    ids = np.random.default_rng(0).integers(3, VOCABULARY, (1, 48))
+    ids[:, ::4] = 1  # behind other tokens it is larger than in front of them
     with np.errstate(all="ignore"):
         model = ReferenceEvaluator(onnx.load(tmp_path / "unjudged.onnx"))
         (found,) = model.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
@@ -147,16 +147,17 @@ def test_the_verdict_is_that_of_the_onnx_reference(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3_text", "gemma2"])
-def test_a_cube_that_overflows_inside_of_gelu_is_named_and_passes(name: str, tmp_path: Path) -> None:
-    """Below opset 20 gelu is written out: its gate's cube is infinite, and the tanh of that is 1, as of the cube."""
+@pytest.mark.parametrize("opset", [18, 20])
+def test_gelu_of_a_folder_cubes_its_gate_in_fp32(name: str, opset: int, tmp_path: Path) -> None:
+    """Its gate reaches 160, whose cube fp16 has not; only the products of the file are in fp16."""
     folder = tmp_path / "model"
     massive(BY_NAME[name], [1], 0, 10.0).save_pretrained(folder)
-    report = localattn.export(folder, tmp_path / "m.onnx", dtype="fp16", opset=18, standard_ops=True)
+    report = localattn.export(folder, tmp_path / "m.onnx", dtype="fp16", opset=opset, standard_ops=True)
     text = detail(report, FP16_RANGE)
-    assert "model.layers.0.mlp" in text and "changes no bit of the outputs" in text, text
+    assert "the largest of" in text and "infinity" not in text, text
     ids = np.random.default_rng(0).integers(3, VOCABULARY, (1, 12))
     ids[:, 0] = 1
-    with np.errstate(all="ignore"):
+    with np.errstate(over="raise"):
         model = ReferenceEvaluator(onnx.load(tmp_path / "m.onnx"))
         (found,) = model.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
     assert np.isfinite(found.astype(float)).all()
