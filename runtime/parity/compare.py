@@ -272,7 +272,7 @@ def compare_models(
     report.judged_on = sets.describe()
     report.range = range_of(request, candidate, report.judged_on)
     if not report.with_reference:
-        why = f"{refusal}." if refusal else "There are no inputs to compare on."
+        why = f"{refusal.rstrip('.')}." if refusal else "There are no inputs to compare on."
         raise UsageError("No set of inputs was accepted by both.", why=why, fix="Give inputs of other lengths.")
     if meter is not None:
         report.tolerance = with_baseline(tolerance, meter.result())
