@@ -37,13 +37,25 @@ def _forget_working_folder() -> None:
         del sys.path[0]
 
 
+def _leave_quietly(number: int, _: object) -> None:
+    """End this process, with 128 + the number of the signal as its exit code."""
+    os._exit(128 + number)
+
+
+def _answer_quietly() -> None:
+    """Let Ctrl-C end this process without a traceback, unless it is ignored, as in the background.
+
+    It is for the command line while it is imported, when nothing has begun.
+    """
+    signal: Any = __import__("_signal")  # built in; `signal` imports `enum`, during which Ctrl-C were a traceback
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave_quietly)
+
+
 if _run_with_m():
     _forget_working_folder()
 if _run_with_m() or os.path.basename(sys.argv[0] if sys.argv else "").partition(".")[0] == "localattn":  # noqa: PTH119
-    # The command line: Ctrl-C is answered from its first import on.
-    from .commands.supervisor.early import answer_quietly
-
-    answer_quietly()
+    _answer_quietly()
 
 import logging  # noqa: E402
 from functools import partial  # noqa: E402

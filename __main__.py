@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .commands.supervisor.early import answer_quietly
+from . import _answer_quietly
 
 
 def main() -> None:
     """Run the command line and exit with its exit code."""
-    answer_quietly()
+    _answer_quietly()
     from .cli import main as run
 
     run()

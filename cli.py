@@ -23,9 +23,9 @@ if not __package__:  # `python cli.py` in a source tree: make the tree the packa
     __package__ = "localattn"
 
 if __name__ == "__main__":
-    from .commands.supervisor.early import answer_quietly
+    from . import _answer_quietly
 
-    answer_quietly()
+    _answer_quietly()
 
 import inspect
 import re
@@ -34,10 +34,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from . import _leave_quietly
 from .commands.api.packages import missing_package
 from .commands.parts import completion, streams
 from .commands.parts.console import (
@@ -54,7 +55,6 @@ from .commands.parts.console import (
 from .commands.parts.paths import checked
 from .commands.parts.terminal.help import Command, Group
 from .commands.supervisor import supervise
-from .commands.supervisor.early import answers_quietly
 from .core import at_work
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 from .core.machine import process
@@ -74,6 +74,8 @@ _EPILOG = (
 
 # PyTorch's texts for a lack of memory, in a RuntimeError.
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory: you tried to allocate|std::bad_alloc")
+# Seconds until a request to end that Python dropped is raised again.
+_MOMENT = 0.001
 
 
 def _print_version(wanted: bool) -> None:
@@ -119,7 +121,7 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 def main() -> None:
     """Run the command line and exit with its exit code; the work is done in a child process if possible."""
-    if answers_quietly():  # from here on work may have to be cleaned up
+    if signal.getsignal(signal.SIGINT) is _leave_quietly:  # from here on work may have to be cleaned up
         supervise.hold_signals()
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if supervise.possible(sys.argv[1:]) and supervise.supervise():
@@ -159,8 +161,9 @@ def _run() -> int:
         ReaderGone: the reader of stdout has closed it.
     """
     asked = tuple(sys.argv[1:2])
+    requests: list[int] = []
     try:
-        with _unwinding():
+        with _unwinding(requests):
             command_line(asked if set(asked) & set(COMMANDS) else COMMANDS)()
     except (KeyboardInterrupt, Stopped) as ended:
         print_stopped(at_work.written())
@@ -171,6 +174,9 @@ def _run() -> int:
         raise
     except Exception as error:
         known = _known(error)
+        if requests and (known is not error or _stems_from_request(error)):
+            print_stopped(at_work.written())
+            return 128 + requests[0]
         if known is None:
             print_fault(error)
             return ExitCode.INTERNAL
@@ -179,18 +185,48 @@ def _run() -> int:
     return ExitCode.OK
 
 
+def _stems_from_request(error: BaseException | None) -> bool:
+    """Return whether a request to end became this error in code that it interrupted."""
+    while error is not None:
+        if isinstance(error, (KeyboardInterrupt, Stopped)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextmanager
-def _unwinding() -> Iterator[None]:
-    """Let a request to end (Ctrl-C, SIGTERM, SIGHUP) clean up like an error, with exit code 128 + its number."""
+def _unwinding(requests: list[int] | None = None) -> Iterator[None]:
+    """Let a request to end (Ctrl-C, SIGTERM, SIGHUP) clean up like an error, with exit code 128 + its number.
+
+    Args:
+        requests: gets that number, because interrupted code may raise another error instead, as imports of numpy do.
+    """
 
     def leave(number: int, _: object) -> None:
+        if requests is not None:
+            requests.append(number)
         for other in caught:  # a clean-up in progress finishes; Python complains where it finds SIG_IGN too late
             signal.signal(other, lambda *_: None)
         if number == signal.SIGINT and Verbosity.running:
             raise KeyboardInterrupt  # which a command may answer
         raise Stopped(128 + number)
 
+    def once_more(lost: Any) -> None:
+        """Raise it once more, a moment later, where Python drops it: in a callback of a weak reference, a `__del__`."""
+        if not isinstance(lost.exc_value, (KeyboardInterrupt, Stopped)) or not hasattr(signal, "setitimer"):
+            hook(lost)
+            return
+        ended = Stopped(lost.exc_value.code) if isinstance(lost.exc_value, Stopped) else KeyboardInterrupt()
+
+        def end(*_: object) -> None:
+            raise ended
+
+        alarms.append(signal.signal(signal.SIGALRM, end))
+        signal.setitimer(signal.ITIMER_REAL, _MOMENT)
+
     known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    alarms: list[Any] = []
+    hook, sys.unraisablehook = sys.unraisablehook, once_more
     # An ignored signal (nohup) stays ignored.
     before = {number: signal.getsignal(number) for number in known}
     caught = [n for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
@@ -201,8 +237,12 @@ def _unwinding() -> Iterator[None]:
         yield
     finally:
         supervise.end_undisturbed()
+        sys.unraisablehook = hook
         for number in caught:
             signal.signal(number, before[number])
+        if alarms:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, alarms[0] or signal.SIG_DFL)
 
 
 def _known(error: Exception) -> LocalAttnError | None:

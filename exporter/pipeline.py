@@ -36,7 +36,7 @@ from .artifact.publish import (
 from .artifact.serialize import forget_weights
 from .artifact.shared_weights import share_weights
 from .checks.checked_file import CheckedFile
-from .checks.loads import check_model
+from .checks.model_checker import check_model
 from .checks.table import run_checks
 from .checks.verdict import demand
 from .options import FileOptions

@@ -7,10 +7,19 @@ set is imported once. Tensors name external data only if their data lies there.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
-from . import judgement
+from . import judgement, wire_model
 from .graph_values import all_graphs
+
+# Messages that take most memory.
+_LARGE = frozenset(
+    (
+        *("GraphProto", "NodeProto", "FunctionProto", "AttributeProto"),
+        *("TensorProto", "SparseTensorProto", "TrainingInfoProto", "ValueInfoProto", "TypeProto"),
+    )
+)
 
 
 def canonical(content: bytes) -> Any:
@@ -23,8 +32,11 @@ def canonical(content: bytes) -> Any:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
+        wire_model.check_parts(content, _kinds(), "ModelProto", _LARGE)
         # Not `onnx.load(path)`, which reads a file named .json or .txt as another format.
         model = onnx.load_model_from_string(content)
+    except wire_model.TooMany:
+        raise
     except (DecodeError, ValueError) as error:
         raise ValueError("It is incomplete, or is another kind of file.") from error
     if not model.HasField("graph") or not model.ir_version:
@@ -35,6 +47,21 @@ def canonical(content: bytes) -> Any:
         raise ValueError("Its names are not in UTF-8.")
     _normalise(model)
     return model
+
+
+@cache
+def _kinds() -> dict[str, dict[int, str]]:
+    """Return the kinds of messages in a model, each with its fields that are messages: number → kind."""
+    import onnx
+
+    found: dict[str, dict[int, str]] = {}
+    waiting = [onnx.ModelProto.DESCRIPTOR]
+    while waiting:
+        kind = waiting.pop()
+        inner = {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+        found[kind.name] = {number: message.name for number, message in inner.items()}
+        waiting += [message for message in inner.values() if message.name not in found]
+    return found
 
 
 def _names(model: Any) -> Iterator[Any]:

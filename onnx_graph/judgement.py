@@ -28,6 +28,9 @@ DEEPEST_GRAPHS = 32
 DEEPEST_CALLS = 101  # the call from the graph included
 # Constants that calls of functions give, each of which the loops in the function are counted for.
 MOST_CALLS = 1 << 15
+# Versions of the operators of domains that engines know: OpenVINO tries each lower one in turn.
+MOST_VERSION = 1 << 10
+_KNOWN_DOMAINS = ("ai.onnx", "com.microsoft", "org.openvinotoolkit", "org.pytorch")
 # Dimensions of a tensor.
 MOST_SIZES = 64
 # Bytes of all sparse tensors of a file, in dense form.
@@ -123,6 +126,7 @@ def judge(model: Any, size: int, sizes: Sizes) -> Growth:
         Refused: no engine may see it.
     """
     functions = functions_of(model)
+    _check_versions((model, *functions.values()))
     grown = growth(model, functions, size)
     for body in (model.graph, *functions.values()):
         free = _free_names(body)
@@ -131,6 +135,13 @@ def judge(model: Any, size: int, sizes: Sizes) -> Growth:
     _check_tensors(model, sizes)
     _check_loops(model, functions)
     return grown
+
+
+def _check_versions(bodies: Iterable[Any]) -> None:
+    for entry in (entry for body in bodies for entry in body.opset_import):
+        domain = domain_of(entry)
+        if (not domain or domain.startswith(_KNOWN_DOMAINS)) and not 0 <= entry.version <= MOST_VERSION:
+            raise Refused(f"It imports version {entry.version} of the operators of {_shown(domain or 'ai.onnx')}.")
 
 
 def check_count(model: Any) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 
-_NO_MEMORY = re.compile(r"std::bad_alloc|bad allocation|[Cc]ould not allocate|[Cc]annot allocate memory")
+_NO_MEMORY = re.compile(
+    r"std::bad_alloc|bad allocation|[Cc]ould not allocate|[Cc]annot allocate memory|[Ff]ailed to allocate memory"
+)
 # A Rust panic, by the name of its class: it derives from BaseException alone.
 _PANIC = "PanicException"
 _LONGEST = 300
@@ -52,6 +54,24 @@ def refused_as(
         if _NO_MEMORY.search(str(error)):
             raise out_of_memory(what) from error
         raise of(what, why=(reason or first_line)(error), fix=fix) from error
+
+
+def did_not_run(model: str, error: Exception, reason: str) -> LocalAttnError:
+    """Return the error for a model that an engine could not run on its inputs.
+
+    Args:
+        model: its name.
+        error: of the engine.
+        reason: the error in one line.
+    """
+    what = f"{model} did not run on these inputs."
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        return MissingDependency(
+            what, why=f"There is not enough memory. {reason}", fix="Use smaller inputs, or a machine with more memory."
+        )
+    return UsageError(
+        what, why=reason, fix="Check that the values fit the model: tokens below its vocabulary size, enough memory."
+    )
 
 
 def infer_shapes(model: Any, **options: Any) -> Any:

@@ -11,16 +11,18 @@ that can be there once comes again, numbers and text replace, and messages are m
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 Data = mmap.mmap | bytes
 
 # More fields than any model has, those in groups and of unknown numbers included: each takes about a microsecond.
 MOST_FIELDS = 1 << 22
-# Bytes of small messages of a large file whose fields are not counted, and those of its fields that lead to no weight,
-# such as the shapes of values.
-_UNCOUNTED = 1 << 24
+# Messages of a model that take most memory: nodes, weights, attributes, values. A parser makes up to 200 bytes of two.
+MOST_PARTS = 1 << 20
+# Bytes of small messages whose parts are not counted: that costs time, and there are at most half as many.
+_SMALL, _UNCOUNTED = 1 << 14, 1 << 21
+# Bytes of the fields of a large file that lead to no weight, such as the shapes of values.
 MOST_REST = 1 << 26
 _DEEPEST = 100
 # The first numbers of a list, which are kept; the others are only counted.
@@ -30,7 +32,13 @@ _VARINT, _FIXED64, _BYTES, _GROUP, _END, _FIXED32 = range(6)
 # The fields of each message: number → name and kind, "*" for lists. Others are passed over.
 _NUMBERS = {"int": _VARINT, "int32": _VARINT, "type": _VARINT, "place": _VARINT, "f32": _FIXED32, "f64": _FIXED64}
 _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
-    "Model": {1: ("ir_version", "int"), 7: ("graph", "Graph"), 25: ("functions", "Function*")},
+    "Model": {
+        1: ("ir_version", "int"),
+        7: ("graph", "Graph"),
+        8: ("opset_import", "Opset*"),
+        25: ("functions", "Function*"),
+    },
+    "Opset": {1: ("domain", "str"), 2: ("version", "int")},
     "Graph": {
         1: ("node", "Node*"),
         5: ("initializer", "Tensor*"),
@@ -43,6 +51,7 @@ _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
         4: ("input", "str*"),
         5: ("output", "str*"),
         7: ("node", "Node*"),
+        9: ("opset_import", "Opset*"),
         10: ("domain", "str"),
         11: ("attribute_proto", "Attribute*"),
         13: ("overload", "str"),
@@ -103,6 +112,9 @@ _LARGEST = {"type": 14, "place": 1}
 
 class TooMany(ValueError):
     """The file has more parts than any model; its text is a sentence."""
+
+
+_TOO_MANY = f"It has more than {MOST_PARTS} nodes, weights and attributes."
 
 
 class Numbers:
@@ -198,7 +210,7 @@ class Allowance:
 
 class _Reader:
     def __init__(self, data: Data) -> None:
-        self._data, self._left = data, Allowance()
+        self._data, self._left, self._messages = data, Allowance(), MOST_PARTS
 
     def message(self, message: Message, start: int, end: int, depth: int) -> None:
         """Read the fields of a message, which may have some already."""
@@ -233,6 +245,9 @@ class _Reader:
         elif single == "str":
             found = self._data[value:stop].decode("utf-8")
         else:
+            self._messages -= 1
+            if self._messages < 0:
+                raise TooMany(_TOO_MANY)
             found = Message(single) if listed else present.get(name) or Message(single)
             self.message(found, value, stop, depth + 1)
         if listed:
@@ -323,6 +338,50 @@ def _varint(data: Data, at: int, end: int) -> tuple[int, int]:
     raise ValueError("a number is too long")
 
 
+def check_parts(data: Data, kinds: Mapping[str, Mapping[int, str]], model: str, large: Container[str]) -> None:
+    """Refuse a model with more parts than any model has, before a parser makes an object of each.
+
+    Of small messages nothing is counted until there is much of them: up to `_UNCOUNTED` bytes this takes no time.
+
+    Args:
+        data: its bytes.
+        kinds: the kinds of messages, each with its fields that are messages: number → kind.
+        model: the kind of the model itself.
+        large: the kinds of which there may be `MOST_PARTS` at most, together.
+
+    Raises:
+        TooMany: there are more, or more than `MOST_FIELDS` fields.
+        ValueError: the bytes are not a model.
+    """
+    if len(data) > _UNCOUNTED:
+        _Counter(data, kinds, large).message(model, 0, len(data), 0)
+
+
+class _Counter:
+    def __init__(self, data: Data, kinds: Mapping[str, Mapping[int, str]], large: Container[str]) -> None:
+        self._data, self._kinds, self._large = data, kinds, large
+        self._left, self._parts, self._uncounted = Allowance(), MOST_PARTS, _UNCOUNTED
+
+    def message(self, kind: str, start: int, end: int, depth: int) -> None:
+        """Count the parts of a message."""
+        if depth > _DEEPEST:
+            raise ValueError("messages are nested too deeply")
+        known = self._kinds[kind]
+        for number, wire, value, stop, _ in fields(self._data, start, end, self._left):
+            if wire != _BYTES or number not in known:
+                continue
+            inner = known[number]
+            if inner in self._large:
+                self._parts -= 1
+                if self._parts < 0:
+                    raise TooMany(_TOO_MANY)
+            if stop - value < _SMALL:
+                self._uncounted -= stop - value
+                if self._uncounted >= 0:
+                    continue
+            self.message(inner, value, stop, depth + 1)
+
+
 # Messages that lead to weights, by the number of the field; "Graphs" is an attribute of which only graphs count.
 _LEADS = {
     "Model": {7: "Graph", 25: "Function"},
@@ -357,13 +416,10 @@ class _Cutter:
 
     def __init__(self, data: Data, location: str, least: int) -> None:
         self._data, self._location, self._least = data, location, least
-        self._left, self._uncounted, self._rest = Allowance(), _UNCOUNTED, MOST_REST
+        self._left, self._rest = Allowance(), MOST_REST
 
     def message(self, kind: str, start: int, end: int, depth: int) -> list[bytes]:
-        """Return the pieces of a message; parse only messages that are large enough to hold such a weight.
-
-        The fields of smaller ones are counted where there is much of them.
-        """
+        """Return the pieces of a message; parse only messages that are large enough to hold such a weight."""
         if depth > _DEEPEST:
             return [self._data[start:end]]
         if kind == "Tensor":
@@ -379,15 +435,11 @@ class _Cutter:
                 if self._rest < 0:
                     raise TooMany("It has more shapes of values than any model.")
                 continue
-            small = stop - value < self._least
-            if small:
-                self._uncounted -= stop - value
-                if self._uncounted >= 0:
-                    continue
+            if stop - value < self._least:
+                continue
             inner = self.message(leads[number], value, stop, depth + 1)
-            if not small:
-                pieces += [self._data[at:begin], _written(number << 3 | _BYTES), _written(sum(map(len, inner))), *inner]
-                at = stop
+            pieces += [self._data[at:begin], _written(number << 3 | _BYTES), _written(sum(map(len, inner))), *inner]
+            at = stop
         return [*pieces, self._data[at:end]]
 
     def _is_constant(self, start: int, end: int) -> bool:

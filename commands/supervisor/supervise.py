@@ -24,6 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...core import at_work
+from ...core.errors import ExitCode
 from ..parts import console, streams
 from . import descendants
 from .native_output import NativeOutput
@@ -179,7 +180,8 @@ class _Supervisor:
         status, peak = self._wait()
         notes = at_work.read_notes(self._memory)
         by_itself = os.WIFEXITED(status) and os.WEXITSTATUS(status) == notes.code
-        if self._asked or not by_itself:
+        # After an error too: `bench` reports the death of a candidate, whose processes are adopted here.
+        if self._asked or not by_itself or os.WEXITSTATUS(status) != ExitCode.OK:
             descendants.end_children(self._spared)
         self._libraries.end()
         console.Verbosity.verbose = notes.verbose

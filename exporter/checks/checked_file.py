@@ -19,6 +19,7 @@ from ...onnx_graph.without_weights import read_message
 from ...runtime.parity.golden import Golden
 from ...runtime.session import Session
 from ..options import CheckOptions
+from .model_checker import check_model
 
 Kind = Literal["checkpoint", "steps", "module", "convert"]
 
@@ -51,6 +52,10 @@ class CheckedFile(ABC):
     def model(self) -> onnx.ModelProto:
         """The file's model, without the bytes of its large weights."""
         return read_message(self.path)
+
+    def valid(self) -> CheckRecord:
+        """Run ONNX's full checker."""
+        return check_model(self.path)
 
     @property
     def nodes(self) -> onnx.ModelProto:

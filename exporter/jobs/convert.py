@@ -30,6 +30,7 @@ from ...onnx_graph.library_errors import infer_shapes, refused_as
 from ...onnx_graph.onnx_file import OnnxFile
 from ...onnx_graph.precision import fp32_to_half
 from ...onnx_graph.standard_ops import rewrite
+from ...runtime.backends.onnxruntime.session import open_file
 from ...runtime.backends.step_file import prefill_path
 from ...runtime.parity.comparison import unproven_outputs
 from ...runtime.parity.files import run_file_parity
@@ -37,6 +38,7 @@ from ...runtime.parity.report import ParityRequest
 from ..artifact.form import WrittenForm
 from ..artifact.publish import held_tensors, package_versions, prefill_output
 from ..checks.checked_file import ConvertedFile as CheckedConversion
+from ..checks.model_checker import check_model
 from ..checks.outcome import failed, not_proven, passed
 from ..checks.table import names_of
 from ..options import EXTERNAL_DATA_FROM, Checks, Dtype, FileOptions
@@ -44,6 +46,7 @@ from ..pipeline import Job, Part, Progress, run
 
 # The element types that a file can be converted to.
 _NARROW = ("fp16", "bf16")
+_NOT_VALID = "Export the model again; this file was not made by an exporter."
 
 
 @dataclass(frozen=True, repr=False)
@@ -272,7 +275,7 @@ def _rewritten(source: Path, dtype: str | None, *, standard_ops: bool) -> ir.Mod
     file = OnnxFile.read(source)
     file.check_unchanged()
     file.check()
-    with refused_as(f"{source} cannot be converted.", "Export the model again; this file was not made by an exporter."):
+    with refused_as(f"{source} cannot be converted.", _NOT_VALID):
         proto = file.parse()
         if dtype is not None:
             model = _narrowed(proto, source, dtype)
@@ -309,6 +312,22 @@ class ConvertedFile(CheckedConversion):
     ) -> None:
         super().__init__(part.staged, options, lambda step: progress(f"{step}, {part.path.name}"))
         self._source, self._rounds = source, rounds
+
+    def valid(self) -> CheckRecord:
+        """Run ONNX's full checker; it is the source's fault if it refuses that too, or onnxruntime does.
+
+        Raises:
+            UsageError: the source is not valid.
+        """
+        what = f"{self._source} cannot be converted."
+        with refused_as(what, _NOT_VALID):
+            found = super().valid()
+            if found.status == "failed":
+                given = check_model(self._source)
+                if given.status == "failed":
+                    raise UsageError(what, why=f"ONNX's checker refuses it: {given.detail}", fix=_NOT_VALID)
+                open_file(self._source, provider="cpu", plugin="none", lean=True)
+        return found
 
     def same(self) -> CheckRecord:
         seeds = self.options.seeds or ((0,) if self.options.quick else (0, 1, 2))

@@ -8,6 +8,7 @@ IEEE 754 rounds in one way are computed ahead.
 
 from __future__ import annotations
 
+from math import inf, prod
 from typing import Any
 
 from ...core.machine.process import quiet_loggers
@@ -23,6 +24,14 @@ _WEIGHTS_FROM = 4096
 _MOST_READ, _MOST_WRITTEN = 1 << 20, 1 << 20
 # Operators on real numbers that every machine rounds alike, besides operators that only move numbers.
 _ROUNDED_ALIKE = frozenset(("Add", "Cast", "CastLike", "Constant", "ConstantOfShape", "Div", "Mul", "Range", "Sub"))
+# Operators whose inputs' values say how large their results are.
+_SIZED_BY_VALUES = frozenset(
+    ("ConstantOfShape", "Einsum", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample")
+)
+# Dimensions of a tensor.
+_MOST_SIZES = 64
+# Operators on whole numbers that take the square of their inputs, or worse, in onnx's reference.
+_SLOW = frozenset(("ConvInteger", "MatMulInteger", "MaxPool", "NonMaxSuppression", "QLinearConv", "QLinearMatMul"))
 # Loggers that report every node that is not folded.
 _CHATTY = ("onnxscript.optimizer._constant_folding", "onnx_ir.passes.common")
 
@@ -43,7 +52,8 @@ def apply(model: Any) -> Any:
         common.InlinePass()(model)
         if any(node.op_type == "Scan" for node in model.graph.all_nodes()):
             model = ir.serde.deserialize_model(scan_states.apply(ir.serde.serialize_model(model)))
-        common.ShapeInferencePass()(model)
+        # Without propagation of data: for a Range or a Concat of constants, onnx makes an object of each number.
+        common.ShapeInferencePass(data_prop=False)(model)
         fold_constants_ir(
             model, input_size_limit=_MOST_READ, output_size_limit=_MOST_WRITTEN, should_fold=_same_everywhere
         )
@@ -96,8 +106,58 @@ def _put_back(model: Any, weights: dict[str, Any]) -> None:
 
 def _same_everywhere(node: Any) -> bool | None:
     """Return whether constant folding may compute a node: False forbids it, None leaves it to the optimizer."""
+    if _too_dear(node):
+        return False
     real = any(value.dtype is None or value.dtype.is_floating_point() for value in node.outputs)
     return None if not real or node.op_type in EXACT | _ROUNDED_ALIKE else False
+
+
+def _too_dear(node: Any) -> bool:
+    """Return whether the result of a node is too large to be written, or may be: a few bytes can ask for terabytes."""
+    import onnx_ir as ir
+
+    if node.op_type in _SLOW:
+        return True
+    if any(value is not None and value.dtype == ir.DataType.STRING for value in (*node.inputs, *node.outputs)):
+        return True
+    for value in node.outputs:
+        if value.shape is not None and value.shape.is_static():
+            size: float = prod(value.shape.numpy())
+        else:
+            size = _size_by_values(node)
+        if size > _MOST_WRITTEN:
+            return True
+    return False
+
+
+def _size_by_values(node: Any) -> float:
+    """Return how many elements a node of constant inputs writes at most, where no shape is inferred."""
+    import numpy as np
+
+    given = [None if value is None else value.const_value for value in node.inputs]
+    sizes = [tensor.size for tensor in given if tensor is not None]
+    last = given[-1] if given else None
+    if node.op_type in _SIZED_BY_VALUES:
+        if last is None or last.size > _MOST_SIZES or not sizes[0]:
+            return inf
+        if node.op_type == "Range" and all(size == 1 for size in sizes):
+            first, end, step = (float(tensor.numpy().item()) for tensor in given)
+            return abs((end - first) / step) if step else inf
+        asked = prod(abs(float(size)) for size in last.numpy().flat)
+        if node.op_type == "ConstantOfShape":
+            return asked
+        return sizes[0] * max(1.0, asked) if node.op_type in ("Expand", "Tile") else inf
+    if node.op_type == "Gather" and sizes[0]:
+        axis = node.attributes.get_int("axis", 0)
+        shape = given[0].shape.numpy()
+        return sizes[1] * sizes[0] / shape[axis] if -len(shape) <= axis < len(shape) else inf
+    if node.op_type in ("GatherND", "MatMul"):
+        return float(prod(sizes))
+    try:
+        broadcast = np.broadcast_shapes(*(tensor.shape.numpy() for tensor in given if tensor is not None))
+    except ValueError:
+        return sum(sizes)
+    return max(sum(sizes), prod(broadcast))
 
 
 def _drop_empty_attributes(model: Any) -> None:

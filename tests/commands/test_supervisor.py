@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from localattn import cli
+from localattn.commands.parts.console import Stopped
 from localattn.commands.supervisor.supervise import GRACE
+from localattn.core.errors import UsageError
 
 from ..support.dying_library import dying_library
 
@@ -159,6 +163,62 @@ def test_ctrl_c_is_quiet_from_the_first_import_on(folder: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_that_python_drops_is_raised_again(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    """Python drops what is raised in the callback of a weak reference, such as those of its import system."""
+    held = {1}
+    watched = weakref.ref(held, lambda _: signal.raise_signal(number))
+    before = [signal.getsignal(each) for each in (number, signal.SIGALRM)], sys.unraisablehook
+    with pytest.raises(Stopped) as ended, cli._unwinding():
+        del held
+        time.sleep(20)
+    assert (ended.value.code, watched()) == (128 + number, None)
+    assert ([signal.getsignal(each) for each in (number, signal.SIGALRM)], sys.unraisablehook) == before
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (lambda request: ImportError("Importing numpy failed."), 130, "Stopped; nothing was written."),
+        (
+            lambda request: chained(UsageError("m.onnx cannot be loaded."), request),
+            130,
+            "Stopped; nothing was written.",
+        ),
+        (lambda request: UsageError("m.onnx cannot be written."), 2, "Error: m.onnx cannot be written."),
+    ],
+    ids=["lost", "chained", "another"],
+)
+def test_what_interrupted_code_makes_of_a_request_is_no_fault(
+    error: Callable[[BaseException], Exception],
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As numpy does, whose import in C makes another error of it."""
+
+    def command() -> None:
+        caught: BaseException | None = None
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException as request:
+            caught = request
+        assert caught is not None
+        raise error(caught)
+
+    monkeypatch.setattr(cli, "command_line", lambda _: command)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert cli._run() == code
+    assert capfd.readouterr().err.splitlines()[0] == said
+
+
+def chained(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 def test_a_program_that_imports_the_package_keeps_its_answer_to_ctrl_c() -> None:
     script = (
         "import signal\n"
@@ -179,20 +239,29 @@ def test_timeout_ends_it_on_time(folder: Path) -> None:
 
 
 def test_its_own_processes_end_with_it(folder: Path) -> None:
-    before = _asleep()
+    before = _asleep(b"dying.so", b"localattn.cli")
     assert start(folder, "brood").wait(60) == 2
-    until(lambda: _asleep() <= before, 5)
+    until(lambda: _asleep(b"dying.so", b"localattn.cli") <= before, 5)
 
 
-def _asleep() -> set[str]:
-    """The processes whose command line is that of the test."""
+def test_what_a_candidate_left_ends_with_the_command(folder: Path) -> None:
+    """A candidate is a process of its own, whose death `bench` reports by itself."""
+    before = _asleep(b"localattn.runtime.bench.worker")
+    words = ("bench", "m.onnx", "--rounds", "1", "--iterations", "1", "--plugin-library", "dying.so")
+    assert start(folder, "brood", *words).wait(60) == 1
+    assert (folder / "reached").exists()
+    until(lambda: _asleep(b"localattn.runtime.bench.worker") <= before, 5)
+
+
+def _asleep(*words: bytes) -> set[str]:
+    """The processes whose command line has these words."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = path.read_bytes()
         except OSError:
             continue
-        if b"dying.so" in text and b"localattn.cli" in text:
+        if all(word in text for word in words):
             found.add(path.parent.name)
     return found
 

@@ -187,6 +187,41 @@ def test_a_file_without_a_sidecar_is_converted_alone(tmp_path: Path) -> None:
         to_standard_ops(tmp_path / "alone.onnx", tmp_path / "other.onnx")
 
 
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("y = Loop <keepdims = 1> (x, x)", "attribute"),
+        ("y = Slice (x, start, stop, axis, still)", "step"),
+        ("f = Cast <to = 1> (x) y = Gather (x, f)", "indices"),
+    ],
+)
+def test_a_file_that_onnx_refuses_is_at_fault_itself(fault: str, named: str, tmp_path: Path) -> None:
+    import onnx.parser
+
+    text = f"""<ir_version: 10, opset_import: ["": 20]> g (float[4] x) => (float[n] y)
+        <int64[1] start = {{0}}, int64[1] stop = {{4}}, int64[1] axis = {{0}}, int64[1] still = {{0}}> {{ {fault} }}"""
+    (tmp_path / "given.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    with pytest.raises(UsageError, match=r"given.onnx cannot be converted.") as refused:
+        to_standard_ops(tmp_path / "given.onnx", tmp_path / "plain.onnx")
+    assert refused.value.why.startswith("ONNX's checker refuses it: ")
+    assert named in refused.value.why
+    assert [path.name for path in tmp_path.iterdir()] == ["given.onnx"]
+
+
+def test_a_file_that_onnxruntime_refuses_is_at_fault_itself(tmp_path: Path) -> None:
+    import onnx.parser
+
+    # Of `z` the checker does not know the length.
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[4] x) => (float[n] y) <int64[1] three = {3}> {
+        t = Identity (three)
+        z = ConstantOfShape (t)
+        y = Add (x, z)
+    }"""
+    (tmp_path / "given.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    with pytest.raises(UsageError, match=r"given\.onnx cannot be loaded"):
+        to_standard_ops(tmp_path / "given.onnx", tmp_path / "plain.onnx")
+
+
 def test_what_computes_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(model: ir.Model) -> ir.Model:
         changed = rewrite.apply(model)

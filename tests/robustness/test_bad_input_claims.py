@@ -5,6 +5,7 @@ from __future__ import annotations
 # ruff: noqa: F811 - the fixtures are imported
 import json
 import os
+import resource
 import struct
 import zipfile
 from collections.abc import Callable
@@ -12,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx.parser
+import onnx_ir as ir
 import pytest
+from onnxscript.optimizer import _constant_folding
 
 from localattn.core.storage.publishing import sealed, sidecar_path
+from localattn.onnx_graph.standard_ops import rewrite
 
 from ..conftest import Finished
 from ..support.models.damaged import ONE_LAYER, folder, made, worker  # noqa: F401
@@ -170,6 +175,53 @@ def test_claimed_sizes_are_not_allocated(name: str, folder: Path, worker: Worker
         assert answer["code"] in (1, 2, 3), answer
         # The stages of a command may stand before it.
         assert [line[:7] for line in answer["err"].splitlines()].count("Error: ") == 1
+
+
+# Constants whose values say how many numbers follow from them.
+GROWING = {
+    "a Range": "r = Range (zero, many, one)  y = Cast <to = 1> (r)",
+    "an Expand": "s = Unsqueeze (many, first)  e = Expand (one, s)  y = Cast <to = 1> (e)",
+    "a Tile": "s = Unsqueeze (many, first)  t = Tile (first, s)  y = Cast <to = 1> (t)",
+    "two axes": "s = Unsqueeze (row, second)  p = Add (row, s)  y = Cast <to = 1> (p)",
+    "texts": "t0 = StringConcat (text, text)"
+    + "".join(f"  t{index} = StringConcat (t{index - 1}, t{index - 1})" for index in range(1, 22))
+    + "  s = Size (t21)  y = Cast <to = 1> (s)",
+    "joined": "j0 = Concat <axis = 0> (row, row)"
+    + "".join(f"  j{index} = Concat <axis = 0> (j{index - 1}, j{index - 1})" for index in range(1, 12))
+    + "  y = Cast <to = 1> (j11)",
+}
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_constants_that_grow_are_not_computed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does shape inference make an object of each number: 2^24 of them took gigabytes."""
+    row = ", ".join(map(str, range(4096)))
+    text = f"""<ir_version: 10, opset_import: ["": 20]> g (float x) => (float y)
+        <int64 zero = {{0}}, int64 many = {{16777216}}, int64 one = {{1}}, string[1] text = {{"text"}},
+        int64[1] first = {{0}}, int64[1] second = {{1}}, int64[4096] row = {{{row}}}> {{ {GROWING[kind]} }}"""
+    model = onnx.parser.parse_model(text)
+    largest = 0
+    evaluate = _constant_folding._reference_evaluator.evaluate
+
+    def measured(domain: str, kind: str, version: int, *inputs: Any, **attributes: Any) -> Any:
+        nonlocal largest
+        found = evaluate(domain, kind, version, *inputs, **attributes)
+        largest = max([largest, *(len(str(each)) if each.dtype == object else each.size for each in [found])])
+        return found
+
+    monkeypatch.setattr(_constant_folding._reference_evaluator, "evaluate", measured)
+    started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rewrite.apply(ir.serde.deserialize_model(model))
+    assert largest <= 1 << 20
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - started) >> 10 < 500  # MiB
+
+
+def test_an_engine_without_memory_is_exit_code_3(tmp_path: Path, worker: Worker) -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float x) => (float y) <int64[1] many = {274877906944}>
+        { c = ConstantOfShape (many)  r = ReduceSum <keepdims = 0> (c)  y = Add (x, r) }"""
+    (tmp_path / "m.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    answer = worker.ask(["run", str(tmp_path / "m.onnx")], tmp_path, {})
+    assert answer["code"] == 3 and "not enough memory" in answer["err"], answer
 
 
 def test_no_memory_is_a_clear_error(folder: Path, localattn: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,17 @@ def sparse(rows: int) -> bytes:
 
 
 ONE = [node("Identity", ["x"], ["y"])]
+
+
+def versioned(domain: str, version: int) -> bytes:
+    """A model with a version of the operators of a domain."""
+    made = onnx.load_from_string(model(ONE))
+    kept = [entry for entry in made.opset_import if entry.domain != domain]
+    del made.opset_import[:]
+    made.opset_import.extend([*kept, helper.make_opsetid(domain, version)])
+    return bytes(made.SerializeToString())
+
+
 F16 = bytes(16)
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
@@ -237,6 +248,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     ),
     "graphs too deep by calls": lambda: nested_by_calls(100),
     "a constant for each call": lambda: constants_in_functions(1 << 18, 600),
+    "a version of operators that is none": lambda: versioned("", 1 << 62),
+    "a version of known operators that is none": lambda: versioned("ai.onnx.ml", 1 << 40),
     "an output twice": lambda: model([node("Identity", ["x"], ["y"]), node("Neg", ["x"], ["y"])]),
     "a weight twice": lambda: model(ONE, [scalar("n", 1), scalar("n", 2)]),
     "a value that nothing makes": lambda: model([node("Add", ["x", "nothing"], ["y"])]),
@@ -327,6 +340,7 @@ IN_AN_IF = [
 ]
 
 SOUND: dict[str, Callable[[], bytes]] = {
+    "a high version of operators of its own": lambda: versioned("own", 20_240_101),
     "a node": lambda: model(ONE),
     "functions of one name, by overload": lambda: doubling(4, lambda index: {"name": "F", "overload": f"o{index}"}),
     "functions that call each other": lambda: doubling(8, lambda index: {"name": f"F{index}"}),

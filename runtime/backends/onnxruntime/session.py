@@ -19,6 +19,7 @@ from ....core.machine.execution_providers import CPU
 from ....core.storage.library_store import AUTO, NONE
 from ....core.tensors import SEQUENCE, UNNAMED_DIMENSION, TensorSpec
 from ....core.versions import too_new
+from ....onnx_graph.library_errors import did_not_run
 from ....onnx_graph.onnx_file import NotAModel, OnnxFile
 from ....onnx_graph.precision.half_to_fp32 import FP16_ROUNDS_UP, LIMIT, NO_LIMIT, PEAKS
 from ....onnx_graph.summary import check_nodes
@@ -249,12 +250,8 @@ class OnnxRuntimeSession(Session):
                     )
         return None
 
-    def _did_not_run(self, error: Exception) -> UsageError:
-        return UsageError(
-            f"{self._source} did not run on these inputs.",
-            why=one_line(error),
-            fix="Check that the values fit the model: tokens below its vocabulary size, enough memory.",
-        )
+    def _did_not_run(self, error: Exception) -> LocalAttnError:
+        return did_not_run(str(self._source), error, one_line(error))
 
 
 def open_file(

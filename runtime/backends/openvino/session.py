@@ -14,7 +14,7 @@ import numpy as np
 from ....core.error_texts import argument
 from ....core.errors import MissingDependency, UsageError
 from ....core.tensors import TensorSpec
-from ....onnx_graph.library_errors import refused_as
+from ....onnx_graph.library_errors import did_not_run, refused_as
 from ....onnx_graph.onnx_file import OnnxFile
 from ....onnx_graph.summary import inspect_onnx
 from ..session import Arrays, Session
@@ -74,11 +74,7 @@ class OpenVinoSession(Session):
         try:
             (request or self.request).infer(inputs, share_inputs=True)
         except Exception as error:
-            raise UsageError(
-                f"{self._source} did not run on these inputs.",
-                why=_reason(error),
-                fix="Check that the values fit the model: tokens below its vocabulary size, enough memory.",
-            ) from error
+            raise did_not_run(str(self._source), error, _reason(error)) from error
 
 
 # One thread at a time fills OpenVINO's tables.

@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from localattn.commands.supervisor.early import answer_quietly
+from localattn import _answer_quietly
+from localattn.commands.supervisor import descendants
 
 from .worker import status_bytes
 
@@ -46,6 +47,14 @@ def _of_session(session: int) -> list[int]:
     return found
 
 
+def _left(session: int) -> list[int]:
+    """The living processes of a session, and those that left it and were adopted by this process."""
+    for number in (adopted := descendants.children()):
+        with contextlib.suppress(OSError):
+            os.waitpid(number, os.WNOHANG)
+    return sorted({*_of_session(session), *(adopted & descendants.children())})
+
+
 def _command(request: dict[str, Any], out: int, err: int) -> None:
     """In the forked process: run the command, and end."""
     code = 99
@@ -53,7 +62,7 @@ def _command(request: dict[str, Any], out: int, err: int) -> None:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
-        answer_quietly()  # as `localattn.__main__` does first; what is before it here is Python's own start
+        _answer_quietly()  # as `localattn.__main__` does first; what is before it here is Python's own start
         nothing = os.open(os.devnull, os.O_RDONLY)
         for descriptor, stream in ((0, nothing), (1, out), (2, err)):
             os.dup2(stream, descriptor)
@@ -109,10 +118,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         # What both this process and that one waited for a processor is not the command's.
         took -= _waited(process) + _waited(os.getpid()) - waited if asked is not None else 0.0
         _, status, usage = os.wait4(process, 0)
-        left = _of_session(process)
+        left = _left(process)
         if left:  # what was killed may not be gone yet
             time.sleep(0.3)
-            left = _of_session(process)
+            left = _left(process)
         for number in left:
             with contextlib.suppress(OSError):
                 os.kill(number, signal.SIGKILL)
@@ -150,6 +159,7 @@ def main() -> None:
     from localattn.runtime.backends.openvino.package import PACKAGE
 
     process.without_telemetry()
+    descendants.adopt_orphans()
     import numpy
     import onnx
     import onnxruntime

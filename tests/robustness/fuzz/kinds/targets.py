@@ -283,7 +283,7 @@ def _export(random: Random, seeds: Seeds) -> Case:
         files["config.json"] = json_bytes(mutate_document(random, seeds.config))
     else:
         files["m.pt"] = mutate_zip(random, seeds.checkpoint.read_bytes(), mutate_pickle)
-    files |= {"model.onnx": b"old", "model.onnx.json": b"{}"}
+    files |= {"model.onnx": seeds.model.read_bytes(), "model.onnx.json": seeds.sidecar}
     replaced = ("model.onnx", "model.onnx.json")
     return Case(files, ("export", "{}/m.pt", "-o", "{}/model.onnx", "--force"), replaced=replaced)
 
