@@ -444,11 +444,18 @@ def _read_bytes(file: Path | None) -> bytes:
             fix="Give --prompt, --prompt-file or --prompt-ids, or pipe it in.",
         )
     else:
-        raw = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
+        raw = _standard_input(MOST_PROMPT_BYTES + 1)
     if len(raw) > MOST_PROMPT_BYTES:
         source = file or "Standard input"
         raise UsageError(f"{source} is not a prompt.", why=f"It is larger than {MOST_PROMPT_BYTES >> 20} MiB.")
     return raw
+
+
+def _standard_input(count: int) -> bytes:
+    """Read stdin up to a number of bytes; a text alone, which other code may have put in its place, as UTF-8."""
+    raw = getattr(sys.stdin, "buffer", None)
+    read = sys.stdin.read(count).encode("utf-8", "surrogateescape") if raw is None else raw.read(count)
+    return read[:count]
 
 
 def _numbers(text: str) -> list[int]:

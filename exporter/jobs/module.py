@@ -88,7 +88,7 @@ def export_module(
     refuse_adapters(module)
     live = open_live(module)
     if live is not None:
-        return run(CheckpointJob(_live_request(live, listed_inputs(inputs), output, options), live), progress)
+        return run(CheckpointJob(_live_request(live, listed_inputs(inputs, options), output, options), live), progress)
     return run(ModuleJob(module, inputs, output, options, origin), progress)
 
 
@@ -184,7 +184,7 @@ def plan_module(
     live = open_live(module)
     if live is None:
         return OpenedModule(module, inputs, options, origin).replacement
-    _, source = open_request(_live_request(live, listed_inputs(inputs), output, options), live)
+    _, source = open_request(_live_request(live, listed_inputs(inputs, options), output, options), live)
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     return ReplacementReport(
         module,

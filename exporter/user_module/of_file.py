@@ -131,6 +131,7 @@ class OwnReference(ModuleRunner):
         given, _ = with_token_limits([self._input(spec) for spec in self.inputs], untouched, by_name)
         limits = [x.limit for x in given if x.limit is not None]
         self.token_limit = min(limits, default=None)
+        self.token_limits = {x.name: x.limit for x in given if x.limit is not None}
         self.module, self.by_name = untouched, by_name
         self.example = draw_all(given, 0, {})
         try:

@@ -53,6 +53,7 @@ from .inputs import (
     name_axes,
     other_lengths,
     parse_input,
+    sized,
     with_token_limits,
 )
 from .module_runner import AutocastRunner, Entry, ModuleRunner
@@ -71,8 +72,8 @@ _NONE_REPLACED = (
 )
 
 
-def listed_inputs(inputs: Inputs) -> list[ModuleInput]:
-    """Return the inputs, in whatever form they are given.
+def listed_inputs(inputs: Inputs, options: ModuleOptions) -> list[ModuleInput]:
+    """Return the inputs, in whatever form they are given, with a size for each axis.
 
     Raises:
         UsageError: they have none of these forms.
@@ -86,7 +87,8 @@ def listed_inputs(inputs: Inputs) -> list[ModuleInput]:
             fix='Give a dict of arrays by name, or ["name:dtype:[sizes]"].',
         )
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
-    return [parse_input(x) if isinstance(x, str) else x for x in parsed]
+    listed = [parse_input(x) if isinstance(x, str) else x for x in parsed]
+    return sized(listed, options.seq_len or options.max_seq_len)
 
 
 def _are_texts(inputs: Mapping[str, Any]) -> bool:
@@ -128,7 +130,7 @@ class OpenedModule:
     """
 
     def __init__(self, module: nn.Module, inputs: Inputs, options: ModuleOptions, origin: Origin | None = None) -> None:
-        written = listed_inputs(inputs)
+        written = listed_inputs(inputs, options)
         _check_request(module, written, options)
         listed = name_axes(written, options.dynamic)
         self.module, self.options = module, options
@@ -389,6 +391,7 @@ class OpenedModule:
             "dtype": self.options.dtype,
             "layers": layers,
             "options": recorded(self.options) | ({} if self.origin.entry is None else {"entry": self.origin.entry}),
+            "token_limits": {x.name: x.limit for x in self.inputs if x.limit is not None and "int" in x.dtype},
             "checkpoint_sha256": self.origin.weights_sha256,
             "checkpoint_name": self.origin.weights,
             "factory_sha256": self.origin.code_sha256,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -15,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localattn.commands.parts.token_output import printable
+from localattn.commands.generate import _read_prompt
+from localattn.commands.parts.token_output import printable, writer_for
 from localattn.runtime.generation.generator import Generator
 
 from ..support.models import step_model
@@ -261,3 +263,15 @@ def test_printable_keeps_text_and_its_lines():
     marks = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
     assert all(printable(f"a{chr(mark)}b") == "a�b" for mark in marks), "they turn what follows around"
     assert printable("👩\u200d💻 नि\u200cक") == "👩\u200d💻 नि\u200cक", "joiners are part of the text"
+
+
+def test_a_stdout_or_stdin_of_text_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a program captures it, as `contextlib.redirect_stdout` does."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    writer = writer_for(bytes_model=True)
+    for token in "dé\n".encode():
+        writer.write(token)
+    writer.end()
+    assert sys.stdout.getvalue() == "dé\n\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("dé"))
+    assert _read_prompt(256, None, None, None) == list("dé".encode())
