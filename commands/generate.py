@@ -17,7 +17,7 @@ import typer
 from ..core.error_texts import shown
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.limits import LARGEST_SIZE
-from .parts.console import note, print_json, say, suggest, warn
+from .parts.console import note, print_json, say, say_text, suggest, warn
 from .parts.declared import from_fields
 from .parts.flags import in_flags
 from .parts.options import (
@@ -59,14 +59,18 @@ class GenerateOptions:
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this file."), INPUT] = None
     prompt_ids: Annotated[str | None, typer.Option(help="Tokens to continue, such as 1,2,3.")] = None
     chat: Annotated[
-        bool, typer.Option("--chat", help="Format the prompt as a chat message with the model's chat template.")
+        bool,
+        typer.Option(
+            "--chat",
+            help="Format the prompt as a chat message with the model's chat template. On a terminal, without a prompt: "
+            "a conversation, until Ctrl-D.",
+        ),
     ] = False
     system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None
     max_tokens: Annotated[
         int | None,
         typer.Option(
             "--max-tokens",
-            "--max-new-tokens",
             min=-1,
             max=LARGEST_SIZE,
             help="Tokens to generate; -1: until Ctrl-C or its last position. (Default: as generation_config.json says; "
@@ -77,7 +81,8 @@ class GenerateOptions:
         bool | None,
         typer.Option(
             "--do-sample/--no-do-sample",
-            help="Draw tokens, or take the likeliest. (Default: as generation_config.json says; else draw.)",
+            help="Draw tokens; --no-do-sample: take the likeliest. (Default: as generation_config.json says; else "
+            "draw.)",
         ),
     ] = None
     temperature: Annotated[
@@ -141,6 +146,15 @@ def generate(
     folder = read_defaults(model.parent, tokenizer)
     settings = _settings(folder, options)
     sources = (options.prompt, options.prompt_file, options.prompt_ids)
+    converses = options.chat and sources == (None, None, None) and sys.stdin.isatty() and output_format == "console"
+    if converses and tokenizer is not None:
+        _warn(generator, model, folder.notes)
+        settings |= {"seed": options.seed, **folder.ending(tokenizer)}
+        try:
+            _converse(generator, tokenizer, folder, settings, options)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        return
     given = _read_prompt(generator.vocabulary, *sources, is_text=tokenizer is not None)
     if options.chat and isinstance(given, list):
         raise typer.BadParameter(
@@ -167,6 +181,44 @@ def generate(
         suggest("localattn", "bench", model)
     if run.finish == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _converse(
+    generator: Generator,
+    tokenizer: FolderTokenizer,
+    folder: FolderDefaults,
+    settings: dict[str, Any],
+    options: GenerateOptions,
+) -> None:
+    """Read messages from the terminal until Ctrl-D, and answer each, knowing all before.
+
+    Raises:
+        UsageError: there is no chat template, or the conversation has no room left in the model.
+    """
+    from ..runtime.generation.chat import render_chat
+
+    with suppress(ImportError):
+        import readline  # noqa: F401  # arrow keys and a history in `input`
+    if options.batch > 1:
+        raise typer.BadParameter("a conversation has one answer", param_hint="--batch")
+    messages = [] if options.system is None else [{"role": "system", "content": options.system}]
+    render_chat(folder, [*messages, {"role": "user", "content": ""}])  # refuse what cannot be formatted, at once
+    note("Ctrl-D ends the conversation.")
+    while True:
+        try:
+            message = input("> ")
+        except EOFError:
+            say_text("\n")
+            return
+        if not message.strip():
+            continue
+        messages.append({"role": "user", "content": message})
+        ids = tokenizer.encode(render_chat(folder, messages), special=False)
+        _check_rows(ids, tokenizer, generator.vocabulary)
+        limit = _default_limit(generator, folder, len(ids)) if options.max_tokens is None else options.max_tokens
+        run = _Run(generator, ids, None if limit < 0 else limit, settings, False, tokenizer)
+        run.all(1, show=True)
+        messages.append({"role": "assistant", "content": tokenizer.decode(run.shown(run.rows[0]))})
 
 
 def _settings(folder: FolderDefaults, options: GenerateOptions) -> dict[str, Any]:
@@ -441,7 +493,8 @@ def _read_bytes(file: Path | None) -> bytes:
         raise UsageError(
             "The prompt is missing.",
             why="The model needs a prompt to continue.",
-            fix="Give --prompt, --prompt-file or --prompt-ids, or pipe it in.",
+            fix="Give --prompt, --prompt-file or --prompt-ids, or pipe it in. A chat model with a tokenizer.json "
+            "converses with --chat.",
         )
     else:
         raw = _standard_input(MOST_PROMPT_BYTES + 1)

@@ -70,7 +70,8 @@ class ParityOptions:
         bool | None,
         typer.Option(
             "--causal/--not-causal",
-            help="AFTLocal: whether the model was exported with a causal mask. (Default: as the sidecar says.)",
+            help="AFTLocal: the model was exported with a causal mask; --not-causal: without. (Default: as the "
+            "sidecar says.)",
         ),
     ] = None
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...core.storage.wrong_file import check_exists
 from ...exporter.options import ExportOptions, ModuleOptions, common
-from .called_with import called_with
+from .called_with import OldNames, called_with
 from .packages import packages_named
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 # Arguments of older releases → the argument and the value that replace them.
-_OLD = {"quick": ("checks", {True: "quick", False: "all"})}
+_OLD: OldNames = {
+    "quick": ("checks", {True: "quick", False: "all"}),
+    "max_seq_len": ("seq_len", None),
+    "max_length": ("seq_len", None),
+}
 
 
 def _silent(stage: str) -> None:

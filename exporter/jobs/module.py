@@ -165,7 +165,7 @@ def _live_request(
     return ExportRequest(
         checkpoint=checkpoint.loaded.path,
         output=output,
-        shapes=ShapeRequest(options.max_seq_len or options.seq_len or length, batch, position_ids=positions),
+        shapes=ShapeRequest(options.seq_len or length, batch, position_ids=positions),
         **common(FileOptions, options),
         **common(PrecisionOptions, options),
     )

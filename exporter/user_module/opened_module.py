@@ -88,7 +88,7 @@ def listed_inputs(inputs: Inputs, options: ModuleOptions) -> list[ModuleInput]:
         )
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
     listed = [parse_input(x) if isinstance(x, str) else x for x in parsed]
-    return sized(listed, options.seq_len or options.max_seq_len)
+    return sized(listed, options.seq_len)
 
 
 def _are_texts(inputs: Mapping[str, Any]) -> bool:
@@ -162,7 +162,7 @@ class OpenedModule:
 
     def _sizes(self) -> dict[str, int]:
         """Return the sizes of named axes for the trace: the example's, the longest sequence, no dynamic size of 1."""
-        sizes, longest, length = axis_sizes(self.inputs), self.options.max_seq_len, self.options.seq_len
+        sizes, length = axis_sizes(self.inputs), self.options.seq_len
         if length is not None:
             if SEQUENCE not in sizes:
                 raise UsageError(
@@ -170,16 +170,9 @@ class OpenedModule:
                     why=f"Named axes: {', '.join(sizes) or 'none'}.",
                     fix=f"Name it where it is: {as_option(self.inputs[0], SEQUENCE)}.",
                 )
+            if length < 2 and SEQUENCE in self.options.dynamic:
+                raise UsageError(f"{argument('seq_len')} is {length}.", why="A dynamic length needs 2 or more.")
             sizes[SEQUENCE] = length
-        if longest is not None:
-            if SEQUENCE not in self.options.dynamic:
-                raise UsageError(
-                    f"{argument('max_seq_len')} needs {argument('dynamic', ('seq',))}.",
-                    why="The length of the file is fixed.",
-                )
-            if longest < 2:
-                raise UsageError(f"{argument('max_seq_len')} is {longest}.", why="A dynamic length needs 2 or more.")
-            sizes[SEQUENCE] = longest
         for name in self.options.dynamic:
             sizes[name] = max(sizes[name], 2)
         return sizes

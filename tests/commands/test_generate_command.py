@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from localattn.commands.parts.token_output import printable, writer_for
 from localattn.runtime.generation.generator import Generator
 
 from ..support.models import step_model
+from ..support.terminal import Terminal, hears_ctrl_c
 
 COMMAND = [sys.executable, "-m", "localattn.cli", "generate"]
 
@@ -138,47 +137,6 @@ def test_a_prefill_file_left_behind_is_told(words, localattn):
     (words.parent / "model_step.prefill.onnx").unlink()
     done = localattn("generate", words, "--prompt-ids", "1", "--max-tokens", 1)
     assert done.code == 0 and "model_step.prefill.onnx is missing in the folder of model_step.onnx" in done.err
-
-
-def hears_ctrl_c():
-    """A test run in the background ignores SIGINT, and so would the commands it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-class Terminal:
-    """The command on a pseudo-terminal, and what it has shown."""
-
-    def __init__(self, *arguments):
-        self.master, slave = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "PYTHONUTF8": "1"}
-        self.process = subprocess.Popen(
-            [*COMMAND, *map(str, arguments)],
-            stdin=slave,
-            stdout=slave,
-            stderr=subprocess.PIPE,
-            env=environment,
-            preexec_fn=hears_ctrl_c,
-        )
-        os.close(slave)
-        self.shown = b""
-
-    def read_until(self, enough, seconds=60):
-        end = time.monotonic() + seconds
-        while not enough(self.shown) and time.monotonic() < end:
-            if select.select([self.master], [], [], 0.1)[0]:
-                try:
-                    self.shown += os.read(self.master, 65536)
-                except OSError:  # the other side is closed
-                    break
-            elif self.process.poll() is not None:
-                break
-        return self.shown
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stderr.close()
-        os.close(self.master)
 
 
 @pytest.fixture

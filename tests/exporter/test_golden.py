@@ -260,7 +260,7 @@ def test_sizes_may_be_dynamic(made: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"config": made / "right.json", "golden": tmp_path / "g.npz", "dynamic": ("batch", "seq")}
     assert export(made / "model.pt", tmp_path / "m.onnx", **options).checks[0].status == "passed"
     with pytest.raises(UsageError, match="30 on its axis 'seq'"):
-        export(made / "model.pt", tmp_path / "n.onnx", max_seq_len=20, **options)
+        export(made / "model.pt", tmp_path / "n.onnx", seq_len=20, **options)
 
 
 class Wrapped(nn.Module):

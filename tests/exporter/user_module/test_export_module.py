@@ -125,7 +125,7 @@ def test_the_users_own_numbers_are_compared(tmp_path: Path) -> None:
     x = torch.randn(2, 18, 16)
     report = export_module(randomised(Mixer()), {"x": x}, tmp_path / "m.onnx")
     assert report.sidecar.checks[2].figures["trials"] == 3
-    report = export_module(Mixer(), {"x": x}, tmp_path / "n.onnx", dataclasses.replace(OPEN, max_seq_len=40))
+    report = export_module(Mixer(), {"x": x}, tmp_path / "n.onnx", dataclasses.replace(OPEN, seq_len=40))
     assert report.sidecar.seq_len == 40
 
 
