@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.error_texts import shown
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.limits import LARGEST_SIZE
 from .parts.console import note, print_json, say, say_text, suggest, warn
@@ -43,10 +42,6 @@ if TYPE_CHECKING:
 # Exit code that shells report for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
 
-# Number of tokens without --max-tokens; fewer if the model's positions end.
-DEFAULT_TOKENS = 256
-# A model with a vocabulary of this size reads and writes bytes.
-BYTES = 256
 # Longer files and streams are refused.
 MOST_PROMPT_BYTES = 16 << 20
 
@@ -74,7 +69,7 @@ class GenerateOptions:
             min=-1,
             max=LARGEST_SIZE,
             help="Tokens to generate; -1: until Ctrl-C or its last position. (Default: as generation_config.json says; "
-            f"else {DEFAULT_TOKENS}.)",
+            "else 256.)",
         ),
     ] = None
     do_sample: Annotated[
@@ -132,6 +127,7 @@ def generate(
     """
     from ..runtime.generation.defaults import read_defaults
     from ..runtime.generation.generator import Generator
+    from ..runtime.generation.text import check_rows, default_limit, encoded
     from ..runtime.generation.tokenizer import OpeningTokenizer
 
     if options.system is not None and not options.chat:
@@ -160,13 +156,17 @@ def generate(
         raise typer.BadParameter(
             "it needs a text prompt, and a tokenizer.json in the model's folder", param_hint="--chat"
         )
-    ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, options.system, chat=options.chat)
+    if isinstance(given, list):
+        ids = given
+    else:
+        assert tokenizer is not None
+        ids = encoded(_as_text(given), tokenizer, folder, options.system, chat=options.chat)
     if not ids and folder.bos is not None:
         ids = [folder.bos]  # as transformers begins a text without a prompt
     if tokenizer is not None:
-        _check_rows(ids, tokenizer, generator.vocabulary)
+        check_rows(ids, tokenizer, generator.vocabulary)
     _warn(generator, model, folder.notes)
-    limit = _default_limit(generator, folder, len(ids)) if options.max_tokens is None else options.max_tokens
+    limit = default_limit(generator, folder, len(ids)) if options.max_tokens is None else options.max_tokens
     settings |= {"seed": options.seed, **folder.ending(tokenizer)}
     shown = options.echo and output_format == "console"
     run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)
@@ -196,6 +196,7 @@ def _converse(
         UsageError: there is no chat template, or the conversation has no room left in the model.
     """
     from ..runtime.generation.chat import render_chat
+    from ..runtime.generation.text import check_rows, default_limit, encoded
 
     with suppress(ImportError):
         import readline  # noqa: F401  # arrow keys and a history in `input`
@@ -213,9 +214,9 @@ def _converse(
         if not message.strip():
             continue
         messages.append({"role": "user", "content": message})
-        ids = tokenizer.encode(render_chat(folder, messages), special=False)
-        _check_rows(ids, tokenizer, generator.vocabulary)
-        limit = _default_limit(generator, folder, len(ids)) if options.max_tokens is None else options.max_tokens
+        ids = encoded(messages, tokenizer, folder, chat=True)
+        check_rows(ids, tokenizer, generator.vocabulary)
+        limit = default_limit(generator, folder, len(ids)) if options.max_tokens is None else options.max_tokens
         run = _Run(generator, ids, None if limit < 0 else limit, settings, False, tokenizer)
         run.all(1, show=True)
         messages.append({"role": "assistant", "content": tokenizer.decode(run.shown(run.rows[0]))})
@@ -239,18 +240,6 @@ def _warn(generator: Generator, model: Path, notes: Sequence[str]) -> None:
         warn(f"{missing} is missing in the folder of {model.name}: the prompt is read token by token.")
     for line in (*generator.session.notes, *notes):
         warn(f"{in_flags(line)}.")
-
-
-def _default_limit(generator: Generator, folder: FolderDefaults, prompt: int) -> int:
-    """Return how many tokens to generate after a prompt of this length by default.
-
-    As many as the folder says, else `DEFAULT_TOKENS`, but no more than the model has positions; at least 1, so that a
-    prompt that fills them is refused and not answered by nothing.
-    """
-    said = folder.most_tokens(prompt)
-    limit = DEFAULT_TOKENS if said is None else said
-    room = generator.room(prompt)
-    return limit if room is None else min(limit, max(room, 1))
 
 
 def _prepare(generator: Generator) -> None:
@@ -290,6 +279,8 @@ class _Run:
     @property
     def is_bytes(self) -> bool:
         """Whether the tokens are bytes."""
+        from ..runtime.generation.text import BYTES
+
         return self.generator.vocabulary == BYTES
 
     def shown(self, row: Sequence[int]) -> Sequence[int]:
@@ -405,43 +396,16 @@ def _tokenizer(opening: OpeningTokenizer | None, *, required: bool) -> FolderTok
         return None
 
 
-def _check_rows(ids: Sequence[int], tokenizer: FolderTokenizer, vocabulary: int) -> None:
-    """Refuse a prompt with a token outside the model's vocabulary; a tokenizer may have more tokens than the model.
+def _as_text(raw: bytes) -> str:
+    """Decode a prompt.
 
     Raises:
-        UsageError: there is one.
+        UsageError: it is not UTF-8.
     """
-    outside = next((token for token in ids if token >= vocabulary), None)
-    if outside is not None:
-        name = tokenizer.name(outside)
-        named = "" if name is None else f" ({shown(name)})"
-        raise UsageError(
-            f"The prompt has the token {outside}{named}, which the model does not know.",
-            why=f"The model has the tokens 0 to {vocabulary - 1}, and tokenizer.json {tokenizer.size} tokens.",
-            fix="Remove the text of this token from the prompt, or copy the model's own tokenizer.json into the "
-            "model's folder.",
-        )
-
-
-def _encoded(
-    text: bytes, tokenizer: FolderTokenizer | None, folder: FolderDefaults, system: str | None, *, chat: bool
-) -> list[int]:
-    """Return the tokens of a prompt, or with `chat` of a conversation that it begins.
-
-    Raises:
-        UsageError: it is not UTF-8, or there is no chat template.
-    """
-    from ..runtime.generation.chat import render_chat
-
-    assert tokenizer is not None
     try:
-        prompt = text.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError("The prompt is not text.", why=f"It is not UTF-8: {error.reason}.") from error
-    if not chat:
-        return tokenizer.encode(prompt)
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    return tokenizer.encode(render_chat(folder, [*messages, {"role": "user", "content": prompt}]), special=False)
 
 
 def _read_prompt(
@@ -452,6 +416,8 @@ def _read_prompt(
     Raises:
         UsageError: several sources, none, a file that cannot be read, or text for a model that has no bytes.
     """
+    from ..runtime.generation.text import BYTES, no_text
+
     sources = {"--prompt": text, "--prompt-file": file, "--prompt-ids": ids}
     given = [flag for flag, value in sources.items() if value is not None]
     if len(given) > 1:
@@ -466,11 +432,7 @@ def _read_prompt(
     if vocabulary == BYTES:
         return list(raw)
     if text is not None:
-        raise UsageError(
-            "The prompt is text, and the model does not read bytes.",
-            why=f"It has {vocabulary} tokens, and there is no tokenizer.json in its folder.",
-            fix="Copy the model's tokenizer.json into that folder, or give token numbers: --prompt-ids 1,2,3",
-        )
+        raise no_text(vocabulary)
     return _numbers(raw.decode("ascii", "replace"))
 
 

@@ -125,6 +125,7 @@ GRIDS = {
 # show by default.
 SLOW = {
     "commands/test_cli.py::test_demo_model_reaches_what_its_trainer_measured",
+    "commands/test_python_api.py::test_examples_in_docstrings_are_true",
     "commands/test_truth.py::test_parity_and_bisect",
     "exporter/checks/test_half_precision.py::test_the_shipped_demo_passes_and_shows_both_errors",
     "exporter/checks/test_half_precision.py::test_without_upstreams_package_the_table_judges_alone",
@@ -177,6 +178,7 @@ SLOW = {
     "runtime/backends/onnxruntime/test_cpu_sessions.py::test_commands_use_it_and_say_so",
     "runtime/backends/onnxruntime/test_rings.py::test_a_file_that_is_opened_ahead_is_opened_once",
     "runtime/backends/onnxruntime/test_rings.py::test_rings_are_one_buffer_and_masks_are_two",
+    "runtime/bench/test_bench_module.py::test_the_function_is_named_where_no_cache_knows_it",
     "runtime/bench/test_measure.py::test_json_is_all_that_stdout_holds",
     "runtime/bundle/test_create.py::test_bf16_needs_a_gpu",
     "runtime/bundle/test_create.py::test_compiled_kernels_for_the_cpu_travel_and_are_tried",
