@@ -210,7 +210,35 @@ class PrecisionOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointOptions(PrecisionOptions):
+class StepOptions:
+    """Whether a file takes whole sequences, or a few tokens a call."""
+
+    mode: Mode = option(
+        "full",
+        "full: the file takes whole sequences. step: the file takes one token per call, with caches; a prefill file "
+        "for prompts is written next to it. prefill: only the prefill file.",
+        "Step files",
+    )
+    chunk: int | None = option(
+        None, "Tokens per call of the prefill file; 1 writes no prefill file. (Default: 64 or fewer.)", "Step files"
+    )
+
+    def check_chunk(self) -> None:
+        """Refuse an unknown mode, and a chunk that does not go with it.
+
+        Raises:
+            UsageError: one of these.
+        """
+        if self.mode not in get_args(Mode):
+            raise UsageError(f"Unknown mode {self.mode!r}.", fix=f"Known: {', '.join(get_args(Mode))}.")
+        if self.mode == "full" and self.chunk is not None:
+            raise UsageError(f"{argument('chunk')} needs {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
+        if self.chunk is not None and self.chunk < 1:
+            raise UsageError(f"{argument('chunk')} is {self.chunk}.", why="A call takes at least 1 token.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(PrecisionOptions, StepOptions):
     """How the model of a checkpoint is read, and in what precision and mode it is written."""
 
     config: str | Path | None = option(
@@ -229,15 +257,6 @@ class CheckpointOptions(PrecisionOptions):
     )
     task: Task | None = option(
         None, "Task to export a Hugging Face folder for. (Default: the one it was saved for.)", "Input"
-    )
-    mode: Mode = option(
-        "full",
-        "full: the file takes whole sequences. step: the file takes one token per call, with caches; a prefill file "
-        "for prompts is written next to it. prefill: only the prefill file.",
-        "Step files",
-    )
-    chunk: int | None = option(
-        None, "Tokens per call of the prefill file; 1 writes no prefill file. (Default: 64 or fewer.)", "Step files"
     )
     table_dtype: TableDtype | None = option(
         None,
@@ -318,7 +337,7 @@ class Sizes(ShapeRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleOptions(FileOptions, PrecisionOptions):
+class ModuleOptions(FileOptions, PrecisionOptions, StepOptions):
     """How a module of the user's own is exported; its inputs name the axes."""
 
     dynamic: Sequence[str] = option((), "Names of the axes of variable size.", "Shapes", typed="axes")
@@ -359,14 +378,13 @@ class ExportOptions(FileOptions, CheckpointOptions, ShapeOptions):
         Raises:
             UsageError: two that do not.
         """
-        for name, known in (("mode", Mode), ("dtype", Dtype), ("checks", Checks)):
+        self.check_chunk()
+        for name, known in (("dtype", Dtype), ("checks", Checks)):
             value = getattr(self, name)
             if value not in get_args(known):
                 raise UsageError(f"Unknown {name} {value!r}.", fix=f"Known: {', '.join(get_args(known))}.")
         if self.mode != "full":
             self._check_steps()
-        elif self.chunk is not None:
-            raise UsageError(f"{argument('chunk')} needs {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
 
     def _check_steps(self) -> None:
         for name, declared in options_of(type(self)).items():
@@ -376,8 +394,6 @@ class ExportOptions(FileOptions, CheckpointOptions, ShapeOptions):
                     f"{argument(name, value)} cannot be combined with {argument('mode', self.mode)}.",
                     why=declared.why_not_steps,
                 )
-        if self.chunk is not None and self.chunk < 1:
-            raise UsageError(f"{argument('chunk')} is {self.chunk}.", why="A call takes at least 1 token.")
         if self.seq_len is not None and self.seq_len < 1:
             raise UsageError(f"{argument('seq_len')} is {self.seq_len}.", why="A sequence has at least 1 position.")
 

@@ -67,6 +67,8 @@ GRIDS = {
     "exporter/user_module/test_export_module.py::test_open_sizes": 5,
     "exporter/user_module/test_replace.py::test_masks_and_biases": 3,
     "exporter/user_module/test_replace.py::test_mha_in_a_model": 3,
+    "exporter/user_module/test_stepping.py::test_calls_one_after_another_are_the_module": 3,
+    "exporter/user_module/test_stepping.py::test_what_needs_more_than_the_past_is_refused_by_name": 3,
     "gpu/aot/test_aot_plugins.py::test_hands_over_the_kernel_of_the_contract": 3,
     "gpu/kernel/test_fp8_kernel.py::test_interpreted": 8,
     "gpu/kernel/test_kernel.py::test_every_geometry": 6,

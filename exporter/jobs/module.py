@@ -18,7 +18,6 @@ from torch import nn
 from ...core.documents.sidecar import CheckRecord, Sidecar
 from ...core.errors import UsageError
 from ...core.storage.file_kinds import ONNX
-from ...core.storage.module_places import remember
 from ...core.storage.outputs import Output, check_outputs
 from ...core.tensors import BATCH, POSITION_IDS, SEQUENCE
 from ...onnx_graph.precision.half_to_fp32 import has_fp16
@@ -40,9 +39,10 @@ from ..user_module.adapters import refuse_adapters
 from ..user_module.inputs import ModuleInput
 from ..user_module.observe import refuse_autocast
 from ..user_module.opened_module import Inputs, OpenedModule, listed_inputs
-from ..user_module.origin import Origin
+from ..user_module.origin import Origin, remember_origin
 from ..user_module.replace import ReplacedLayer, ReplacementReport
 from .checkpoint import CheckpointJob, open_request
+from .module_steps import ModuleStepsJob, open_stepped
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,6 +89,9 @@ def export_module(
     live = open_live(module)
     if live is not None:
         return run(CheckpointJob(_live_request(live, listed_inputs(inputs, options), output, options), live), progress)
+    options.check_chunk()
+    if options.mode != "full":
+        return run(ModuleStepsJob(module, inputs, output, options, origin), progress)
     return run(ModuleJob(module, inputs, output, options, origin), progress)
 
 
@@ -131,10 +134,7 @@ class ModuleJob(Job[ModuleExportReport]):
         return self.opened.model_entries()
 
     def published(self, folder: Path) -> None:
-        origin = self.opened.origin
-        if origin.code is not None:
-            note = {"code": str(origin.code), "factory": origin.factory, "folder": str(Path.cwd())}
-            remember(origin.code_sha256, origin.name, origin.kwargs, note)
+        remember_origin(self.opened.origin)
 
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ModuleExportReport:
         ((part, sidecar),) = parts
@@ -182,6 +182,9 @@ def plan_module(
     refuse_adapters(module)
     check_outputs([Output(output, ONNX)], overwrite=options.overwrite)
     live = open_live(module)
+    if live is None and options.mode != "full":
+        opened, _ = open_stepped(module, inputs, origin, options)
+        return opened.replacement
     if live is None:
         return OpenedModule(module, inputs, options, origin).replacement
     _, source = open_request(_live_request(live, listed_inputs(inputs, options), output, options), live)

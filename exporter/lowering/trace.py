@@ -138,7 +138,7 @@ def trace_module(
         ExportFailed: PyTorch's exporter could not export it.
     """
     check_opset(opset)
-    with _quiet(), translations_made_once(), first_nodes_tried_first(), torch.no_grad():
+    with quiet(), translations_made_once(), first_nodes_tried_first(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 entry,
@@ -151,7 +151,7 @@ def trace_module(
                 verbose=False,
             )
         except Exception as error:
-            raise _export_failed(error) from error
+            raise export_failed(error) from error
     if program is None:
         raise ExportFailed("PyTorch could not export the model.", why="It returned no program.")
     model = _finish(program.model)
@@ -186,7 +186,7 @@ _WAYS_OUT = {
 }
 
 
-def _export_failed(error: Exception) -> ExportFailed:
+def export_failed(error: Exception) -> ExportFailed:
     """Make the error for a failed trace from this package's own error, or else PyTorch's innermost cause."""
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and len(causes) < 10:
@@ -261,7 +261,7 @@ class _StepEntry(_Entry):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hide the exporter's own messages from the user's terminal."""
     # PyTorch prints the graph so far where tracing fails: hundreds of lines.
     with quiet_loggers(_CHATTY), warnings.catch_warnings(), redirect_stdout(StringIO()):

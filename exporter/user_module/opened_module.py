@@ -189,6 +189,11 @@ class OpenedModule:
         element = np.dtype(IO_NAME[self.options.dtype])
         return {name: x.astype(element) if x.dtype.kind == "f" else x for name, x in arrays.items()}
 
+    @property
+    def token_limit(self) -> int | None:
+        """The smallest limit of its inputs of integers; None where none is known."""
+        return min((x.limit for x in self.inputs if x.limit is not None and "int" in x.dtype), default=None)
+
     @cached_property
     def tokens(self) -> Tokens | None:
         """Where realistic tokens come from; None where the inputs have none, or their vocabulary is not known."""
@@ -203,7 +208,7 @@ class OpenedModule:
         return open_tokens(self.origin.folders, min(known), None, part)
 
     @cached_property
-    def _rounding(self) -> Rounding | None:
+    def rounding(self) -> Rounding | None:
         """How the weights are rounded: calibrated on text where the inputs are tokens; one for all graphs."""
         kind = self.options.weight_dtype
         bits = 0 if kind is None else WEIGHT_KINDS[kind].bits
@@ -259,7 +264,7 @@ class OpenedModule:
         if self.options.dtype != "fp32":
             model = fp32_to_half.apply(model, self.options.dtype)
         if self.options.weight_dtype is not None:
-            model = quantize_weights(model, self.options.weight_dtype, self._rounding)
+            model = quantize_weights(model, self.options.weight_dtype, self.rounding)
         return model
 
     def _largest(self, axis: str) -> int:

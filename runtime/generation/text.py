@@ -82,7 +82,7 @@ def generate_text(
     tokenizer = FolderTokenizer.open(path.parent)
     folder = read_defaults(path.parent, tokenizer)
     if is_ids:
-        ids = [int(token) for token in prompt]  # type: ignore[call-overload]
+        ids = [int(token) for token in prompt]  # type: ignore[arg-type]
     elif tokenizer is not None:
         ids = encoded(prompt, tokenizer, folder, system, chat=chat)  # type: ignore[arg-type]
     elif isinstance(prompt, str) and generator.vocabulary == BYTES and not chat:
