@@ -160,7 +160,7 @@ def _show(destination: Destination, reports: list[ParityReport]) -> bool:
     document = files[0] if len(files) == 1 else {"passed": passed, "files": files}
     show(destination, "parity", document, lambda: _print_reports(reports))
     for line in dict.fromkeys(line for report in reports for line in report.warnings):
-        warn(line)
+        warn(in_flags(line))
     return passed
 
 

@@ -36,6 +36,7 @@ from ..lowering import trace
 from ..options import ExportRequest, FileOptions, ModuleOptions, PrecisionOptions, ShapeRequest, common
 from ..pipeline import Job, Part, Progress, run
 from ..user_module.adapters import refuse_adapters
+from ..user_module.golden_causes import causes_in
 from ..user_module.inputs import ModuleInput
 from ..user_module.observe import refuse_autocast
 from ..user_module.opened_module import Inputs, OpenedModule, listed_inputs
@@ -207,7 +208,8 @@ class ModuleFile(SequenceFile):
 
     def golden_outputs(self, golden: Golden) -> CheckRecord:
         options = self._opened.options
-        return check_golden(SessionRunner(self.session), golden, options.tolerance, options.precision)
+        causes = causes_in(self._opened.reference)
+        return check_golden(SessionRunner(self.session), golden, options.tolerance, options.precision, causes=causes)
 
     def parity(self) -> CheckRecord:
         opened, options = self._opened, self._opened.options

@@ -40,6 +40,7 @@ from ..lowering.quantize.weights import quantize_weights
 from ..lowering.trace import step_nodes
 from ..options import ModuleOptions
 from ..pipeline import Job, Part, Progress
+from ..user_module.golden_causes import causes_in
 from ..user_module.opened_module import Inputs, OpenedModule
 from ..user_module.origin import Origin, remember_origin
 from ..user_module.stepping.stepped import Stepped
@@ -183,7 +184,8 @@ class ModuleStepFile(ExportedFile):
 
     def golden_outputs(self, golden: Golden) -> CheckRecord:
         options = self._job.options
-        return check_golden(self._runner(0), golden, options.tolerance, options.precision)
+        causes = causes_in(self._job.opened.reference)
+        return check_golden(self._runner(0), golden, options.tolerance, options.precision, causes=causes)
 
     def parity(self) -> CheckRecord:
         opened, options = self._job.opened, self._job.options

@@ -187,11 +187,6 @@ class OwnReference(ModuleRunner):
         size = next(spec.shape[axis] for spec in self.inputs if spec.name == name)
         return 1, (self.longest or None) if size == SEQUENCE else None
 
-    @property
-    def running(self) -> nn.Module:
-        """The copy of the module that computes the outputs."""
-        return self._module
-
     def compute(self, inputs: Arrays) -> Arrays:
         """Run the module, although it ran on these inputs before."""
         return super().run(inputs)
