@@ -12,6 +12,7 @@ import pytest
 
 # By file and function: of how many cases one runs by default, the first of them.
 GRIDS = {
+    "commands/test_advice.py::test_advice_is_followed": 4,
     "commands/test_concurrent_writes.py::test_a_process_that_is_asked_to_end_cleans_up": 2,
     "core/test_kill.py::test_killed_at_some_moments": 3,
     "core/test_native_limits.py::test_memory_follows_from_the_tensors_and_is_given_back": 3,

@@ -18,8 +18,8 @@ from localattn.commands.generate import _read_prompt
 from localattn.commands.parts.token_output import printable, writer_for
 from localattn.runtime.generation.generator import Generator
 
+from ..support.generate_terminal import Terminal, hears_ctrl_c
 from ..support.models import step_model
-from ..support.terminal import Terminal, hears_ctrl_c
 
 COMMAND = [sys.executable, "-m", "localattn.cli", "generate"]
 

@@ -14,8 +14,8 @@ from localattn.commands.parts.token_output import printable
 from localattn.runtime.generation.generator import Generator
 
 from ..support import tokenizer_folder
+from ..support.generate_terminal import Terminal
 from ..support.models import step_model
-from ..support.terminal import Terminal
 from ..support.tokenizer_folder import BOS, END, EOS, USER, VOCABULARY
 
 pytest.importorskip("tokenizers")
