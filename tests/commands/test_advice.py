@@ -31,17 +31,8 @@ SOURCES = [
     for folder in ("commands", "core", "demo", "doctor", "exporter", "onnx_graph", "plugins", "reports", "runtime")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-# Options of other programs that texts name: of hf, http.server, pip and trtexec, of Docker, and of compilers.
-FOREIGN = {
-    "--local-dir",
-    "--directory",
-    "--no-index",
-    "--find-links",
-    "--net",
-    "--rm",
-    "--upgrade",
-    "--extra-index-url",
-}
+# Options of other programs that texts name: hf, http.server and git lfs.
+FOREIGN = {"--local-dir", "--directory", "--include"}
 # Words of an error that stand in backticks and are no arguments.
 NO_ARGUMENTS = {"load", "save", "run", "record", "export", "parity", "inspect", "true", "false", "forward"}
 
