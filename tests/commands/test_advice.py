@@ -120,6 +120,7 @@ ADVICE = {
         "export model.pt --mode step --dynamic seq -o s.onnx --chunk 1", "Leave --dynamic out"
     ),
     "a whole file as a step file": ("generate model.onnx --prompt-ids 1,2", "localattn export model.pt --mode step"),
+    "an own whole file as a step file": ("generate own.onnx --prompt-ids 1", "--factory tagger.py:build"),
     "a file for bisect": ("bisect model.onnx --against model.onnx", "localattn parity model.onnx --against model.onnx"),
     "an own module elsewhere": ("parity own.onnx --against epoch.ckpt", "--factory"),
     "a part of a command": ("verify model.tar", "localattn bundle verify"),
@@ -199,7 +200,7 @@ def test_advice_is_followed(
     place = next(text for text in reversed(told.splitlines()) if said.split()[-1] in text)
     done = localattn(*followed(shlex.split(line), place))
     assert done.code == 0, (followed(shlex.split(line), place), done.err)
-    for path in folder.glob("[osd].onnx*"):
+    for path in (*folder.glob("[osd].onnx*"), *folder.glob("model_step*")):
         path.unlink()
 
 
