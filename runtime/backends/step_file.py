@@ -52,10 +52,13 @@ def step_record(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPO
     """
     if sidecar.step is None:
         checkpoint = _module_of(sidecar) if ":" in sidecar.class_name else sidecar.checkpoint_name or "CHECKPOINT"
+        ahead = any(not window.causal for window in sidecar.windows)
         raise UsageError(
             f"{name} is not a step file.",
             why=f"It needs whole sequences of {sidecar.seq_len} positions and has no caches.",
-            fix=how.replace("CHECKPOINT", checkpoint),
+            fix="None can be made of its model: its attention is not causal, so each output depends on later tokens."
+            if ahead
+            else how.replace("CHECKPOINT", checkpoint),
         )
     return sidecar.step
 

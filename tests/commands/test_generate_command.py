@@ -16,6 +16,9 @@ import pytest
 
 from localattn.commands.generate import _read_prompt
 from localattn.commands.parts.token_output import printable, writer_for
+from localattn.core.documents.sidecar import Sidecar
+from localattn.core.errors import UsageError
+from localattn.runtime.backends.step_file import step_record
 from localattn.runtime.generation.generator import Generator
 
 from ..support.generate_terminal import Terminal, hears_ctrl_c
@@ -233,3 +236,15 @@ def test_a_stdout_or_stdin_of_text_alone_is_enough(monkeypatch: pytest.MonkeyPat
     assert sys.stdout.getvalue() == "dé\n\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO("dé"))
     assert _read_prompt(256, None, None, None) == list("dé".encode())
+
+
+def test_no_step_file_is_advised_where_none_can_be_made() -> None:
+    window = {"name": "a", "op_type": "WindowedAttention", "window_size": 4, "look_backward": 1, "look_forward": 1}
+    entries = {"class": "transformers.X", "kwargs": {}, "inputs": [], "outputs": [], "seq_len": 8, "batch": 1}
+    entries |= {"dtype": "fp32", "opset": 20, "function_body": True, "checkpoint_sha256": "", "checkpoint_name": "m"}
+    entries |= {"model_sha256": "", "created": ""}
+    for causal, said in ((True, "export m --mode step"), (False, "is not causal")):
+        windows = [{**window, "causal": causal, "exact_windowsize": True}]
+        with pytest.raises(UsageError) as refused:
+            step_record(Sidecar(**entries, windows=windows))
+        assert said in refused.value.fix
