@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 # A safetensors file begins with the header's length in 8 bytes, then the header as JSON.
 _SAFETENSORS_START = 8
-_NOT_A_CHECKPOINT = "A checkpoint is a torch file (.pt, .pth, .bin) or a .safetensors file."
+_NOT_A_CHECKPOINT = "A checkpoint is a torch file (.pt, .pth, .ckpt, .bin) or a .safetensors file."
 # The safetensors element types that are real numbers of 8 bits or more, without scales of other formats (E8M0).
 _REAL = re.compile(r"F64|F32|F16|BF16|F8_E[45]M[23](?:FNUZ)?|BOOL|[IU](?:8|16|32|64)")
 _LONGEST_SETTINGS = 256 << 10
