@@ -147,7 +147,9 @@ def compare_golden(
         check_type(golden.path, name, wanted, actual)
         return kept_rows(mask, wanted.shape) if skip_masked else None
 
-    for sample in golden.bind(candidate.inputs, candidate.outputs, candidate.token_limit, candidate.limits):
+    for sample in golden.bind(
+        candidate.inputs, candidate.outputs, candidate.token_limits or candidate.token_limit, candidate.limits
+    ):
         refused = candidate.refuses(sample.inputs)
         if refused is not None:
             raise UsageError(f"{candidate.name} does not accept {sample.name}.", why=f"{refused}.", fix=_LENGTHS)

@@ -246,7 +246,7 @@ class OnnxRuntimeSession(Session):
                     return UsageError(
                         f"Input {spec.name!r} has {given} on its axis {SEQUENCE!r}.",
                         why=f"{self._source} takes 1 to {longest}.",
-                        fix=f"Cut it, or export the file for longer sequences: {argument('max_seq_len', given)}.",
+                        fix=f"Cut it, or export the file for longer sequences: {argument('seq_len', given)}.",
                     )
         return None
 

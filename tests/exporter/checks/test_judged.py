@@ -137,7 +137,7 @@ def test_only_a_ruined_layer_is_slower(massive_one: bool, bos: Path, tmp_path: P
 @pytest.mark.parametrize("mode", ["full", "step"])
 def test_int8_that_is_ruined_behind_a_token_of_the_chat_is_refused(chat: Path, tmp_path: Path, mode: str) -> None:
     """Over all rows together the figures are within the tolerance."""
-    options: dict[str, Any] = {"mode": "step", "max_length": 128} if mode == "step" else {}
+    options: dict[str, Any] = {"mode": "step", "seq_len": 128} if mode == "step" else {}
     with pytest.raises(CheckFailed) as caught:
         localattn.export(chat, tmp_path / "m.onnx", weight_dtype="int8-dynamic", **options)
     assert "rows of text" in caught.value.why and "<s> first" in caught.value.why
@@ -153,7 +153,7 @@ def test_fp16_that_overflows_is_refused_by_module_and_bf16_is_not(bos: Path, tmp
 @pytest.mark.slow
 def test_fp16_steps_that_overflow_are_refused(bos: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match=r"model\.layers\.0\.mlp reaches"):
-        localattn.export(bos, tmp_path / "m.onnx", dtype="fp16", mode="step", max_length=128)
+        localattn.export(bos, tmp_path / "m.onnx", dtype="fp16", mode="step", seq_len=128)
 
 
 @pytest.mark.slow
