@@ -291,6 +291,10 @@ def _finish(model: ir.Model) -> ir.Model:
     for value in traced:
         if value.name not in model.graph.initializers:
             value.const_value = None  # onnxscript's rewrite rules keep a reference to the last graph
+    # Weights are inputs at first, and onnx_ir remembers each that was removed, with its numbers.
+    for value, count in getattr(model.graph.inputs, "_ref_counter", {}).items():
+        if not count and not value.is_initializer():
+            value.const_value = None
     RemoveUnusedNodesPass()(model)
     calls: Counter[str] = Counter()
 

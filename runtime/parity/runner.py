@@ -236,7 +236,11 @@ class SessionRunner(FileRunner):
 
     def run(self, inputs: Arrays) -> Arrays:
         """Run the file once on cast inputs."""
-        outputs = self.session.run(cast_to(inputs, self.inputs))
+        return self.run_sampled(inputs, {})
+
+    def run_sampled(self, inputs: Arrays, sample: Sample) -> Arrays:
+        """Run the file once on cast inputs, and keep the sampled part of its outputs alone."""
+        outputs = self.session.run_in_part(cast_to(inputs, self.inputs), lambda output: take_sample(output, sample))
         if self._rests:
             self.session.rest()
         return outputs
