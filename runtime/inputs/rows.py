@@ -223,5 +223,5 @@ def _differ(first: NDArray[Any], second: NDArray[Any]) -> bool:
     """Return whether two arrays differ in a bit; the bits of zeros and of NaN count too."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return True
-    as_bits = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (first, second))
-    return not np.array_equal(*as_bits)
+    bits, others = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (first, second))
+    return not np.array_equal(bits, others)
