@@ -65,12 +65,14 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from .core.storage.fingerprints import register_fingerprint  # noqa: E402
 
 if TYPE_CHECKING:
+    from .commands.api.benching import bench
     from .commands.api.bisecting import bisect
     from .commands.api.building import build
     from .commands.api.bundling import bundle
     from .commands.api.comparing import parity
     from .commands.api.converting import convert
     from .commands.api.exporting import export, export_module
+    from .commands.api.generating import generate
     from .commands.api.inspecting import inspect
     from .core import errors
     from .core.documents.report import Report
@@ -96,6 +98,7 @@ __all__ = [
     "Report",
     "UsageError",
     "__version__",
+    "bench",
     "bisect",
     "build",
     "bundle",
@@ -103,6 +106,7 @@ __all__ = [
     "errors",
     "export",
     "export_module",
+    "generate",
     "inspect",
     "load",
     "open_step",
@@ -124,10 +128,12 @@ for _kind in ("kernels", "plugin"):
 # Public name → the module that defines it.
 _PUBLIC = {
     **dict.fromkeys(("export", "export_module"), ".commands.api.exporting"),
+    "bench": ".commands.api.benching",
     "bisect": ".commands.api.bisecting",
     "build": ".commands.api.building",
     "bundle": ".commands.api.bundling",
     "convert": ".commands.api.converting",
+    "generate": ".commands.api.generating",
     "inspect": ".commands.api.inspecting",
     "parity": ".commands.api.comparing",
     "record": ".exporter.user_module.record",

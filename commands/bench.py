@@ -14,7 +14,7 @@ from ..core.errors import UsageError
 from ..core.limits import LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
 from .parts.console import progress, say, suggest, warn
 from .parts.declared import from_fields
-from .parts.options import finite, seed_option, size_option
+from .parts.options import EntryOption, FactoryArgsOption, FactoryOption, finite, seed_option, size_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 from .parts.plugins.options import PluginUse, library_hint, plugin_asked
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..reports.table import Table
 
 _T = TypeVar("_T")
+# Options that are one value, for the command and in Python.
+_AS_GIVEN = ("batch", "duration", "iterations", "warmup", "rounds", "cuda_graph", "profile", "top", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +93,16 @@ def bench(
     model: Annotated[Path, typer.Argument(help="An exported model or an engine.", show_default=False), INPUT],
     against: Annotated[
         list[Path] | None,
-        typer.Option(help="A file to compare with it; may be repeated.", show_default=False),
+        typer.Option(
+            help="A file to compare with it; may be repeated. Of your own module also the checkpoint: PyTorch's module "
+            "is then one more candidate.",
+            show_default=False,
+        ),
         INPUT,
     ] = None,
+    factory: FactoryOption = None,
+    factory_args: FactoryArgsOption = None,
+    entry: EntryOption = None,
     options: BenchOptions,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
@@ -107,39 +116,38 @@ def bench(
     """
     destination = choose(output_format, output, force)
     from ..runtime.backends import registry
-    from ..runtime.bench.measure import run_bench
-    from ..runtime.bench.request import BenchRequest
+    from .api.benching import bench as measure
 
-    request = BenchRequest(
-        models=(model, *(against or ())),
-        providers=tuple(_listed("--provider", options.provider, str)),
-        threads=tuple(_listed("--threads", options.threads, _count)) if options.threads else (None,),
-        plugins=_plugins(options.plugin, options.plugin_library or []),
-        runtimes=tuple(_listed("--runtime", options.runtime, str)),
-        seq_lens=tuple(_listed("--seq-len", options.seq_len, _count)) if options.seq_len else (),
-        batch=options.batch,
-        duration=options.duration,
-        iterations=options.iterations,
-        warmup_ms=options.warmup,
-        rounds=options.rounds,
-        percentiles=tuple(_listed("--percentile", options.percentile, float)),
-        cuda_graph=options.cuda_graph,
-        profile=options.profile,
-        top=options.top,
-        inputs=options.load_inputs,
-        seed=options.seed,
-    )
+    plugins = _plugins(options.plugin, options.plugin_library or [])
+    settings = {
+        "provider": _listed("--provider", options.provider, str),
+        "threads": _listed("--threads", options.threads, _count) if options.threads else (None,),
+        "plugin": plugins,
+        "runtime": _listed("--runtime", options.runtime, str),
+        "seq_len": _listed("--seq-len", options.seq_len, _count) if options.seq_len else (),
+        "percentile": _listed("--percentile", options.percentile, float),
+        "inputs": options.load_inputs,
+        **{name: getattr(options, name) for name in _AS_GIVEN},
+    }
     with progress() as step:
-        report = run_bench(request, step)
+        report = measure(
+            model,
+            against or (),
+            factory=factory,
+            factory_args=factory_args,
+            entry=entry,
+            progress=step,
+            **settings,
+        )
     if destination.shows_console:
         _print(report)
     if destination.format != "console":
         destination.write(_written(report, destination.format))
     for line in report.warnings:
         warn(line)
-    if destination.shows_console and len(request.plugins) == 1 and report.rows:
+    if destination.shows_console and len(plugins) == 1 and report.rows:
         # If several kinds were measured, the table names them.
-        say_kernels(lambda: has_nodes(model), report.rows[0], request.plugins[0])
+        say_kernels(lambda: has_nodes(model), report.rows[0], plugins[0])
     backend = registry.of_file(model)
     if destination.shows_console and backend is not None and not backend.built:
         suggest("localattn", "bundle", model, "-o", model.with_suffix(".tar"))

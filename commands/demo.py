@@ -22,7 +22,7 @@ def demo(
         Path, typer.Option("--output", "-o", help="Folder for the exported file."), OutputPath(FOLDER)
     ] = Path("localattn-demo"),
     prompt: Annotated[str, typer.Option(help="Text that the model continues.")] = "import os\n\n\ndef ",
-    length: Annotated[int, typer.Option(min=0, max=2000, help="Bytes to write.")] = 240,
+    max_tokens: Annotated[int, typer.Option(min=0, max=2000, help="Tokens to generate, each a byte.")] = 240,
     temperature: Annotated[
         float, typer.Option(min=0.01, callback=finite, help="Sampling temperature: lower is safer, higher is bolder.")
     ] = 0.5,
@@ -44,7 +44,7 @@ def demo(
         from ..demo.run import run_demo, write_on
 
         result = run_demo(output, rows, step, dtype=dtype, overwrite=force)
-        text = write_on(result.session, begin, length, seed, temperature)
+        text = write_on(result.session, begin, max_tokens, seed, temperature)
     model = result.report.path
     if output_format == "json":
         document = {

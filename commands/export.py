@@ -25,6 +25,7 @@ from .parts.paths import INPUT, OutputPath
 if TYPE_CHECKING:
     from ..exporter.export_report import ExportReport
     from ..exporter.options import ExportRequest
+    from ..exporter.user_module.replace import ReplacementReport
 
 
 # Options of checkpoints that are a part of a module's inputs, and what to write instead.
@@ -121,7 +122,7 @@ def _export_module(
         written, outcome = export_users_module(chosen, step, source, options.entry, output, dry_run=dry_run)
     print_module(written, outcome, as_json=as_json)
     if not as_json:
-        suggest(*(["localattn", *_without_dry_run()] if dry_run else ["localattn", "run", written]))
+        suggest(*(["localattn", *_without_dry_run()] if dry_run else _after_module(written, outcome)))
 
 
 def _print(report: ExportReport, options: ExportOptions, *, as_json: bool) -> None:
@@ -136,6 +137,18 @@ def _print(report: ExportReport, options: ExportOptions, *, as_json: bool) -> No
 def _without_dry_run() -> list[str]:
     """Return the command line without `--dry-run`, to run the export that was only tried."""
     return [word for word in sys.argv[1:] if word != "--dry-run"]
+
+
+def _after_module(written: Path, outcome: ExportReport | ReplacementReport) -> Sequence[object]:
+    """Return the command to type after the export of a module: text where its outputs are logits of its tokens."""
+    from ..exporter.export_report import ExportReport
+
+    sidecar = outcome.sidecar if isinstance(outcome, ExportReport) else None
+    if sidecar is not None and sidecar.step is not None and sidecar.step.mode == "step":
+        tokens = sidecar.token_limits.get(sidecar.step.token_input)
+        if tokens is not None and sidecar.outputs[0].shape[-1] == tokens:
+            return ("localattn", "generate", written, "--prompt-ids", "1,2,3")
+    return ("localattn", "run", written)
 
 
 def _next(report: ExportReport, checkpoint: Path, options: ExportOptions) -> Sequence[object]:

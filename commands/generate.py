@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.error_texts import shown
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.limits import LARGEST_SIZE
-from .parts.console import note, print_json, say, suggest, warn
+from .parts.console import note, print_json, say, say_text, suggest, warn
 from .parts.declared import from_fields
 from .parts.flags import in_flags
 from .parts.options import (
@@ -43,10 +42,6 @@ if TYPE_CHECKING:
 # Exit code that shells report for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
 
-# Number of tokens without --max-tokens; fewer if the model's positions end.
-DEFAULT_TOKENS = 256
-# A model with a vocabulary of this size reads and writes bytes.
-BYTES = 256
 # Longer files and streams are refused.
 MOST_PROMPT_BYTES = 16 << 20
 
@@ -59,25 +54,30 @@ class GenerateOptions:
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this file."), INPUT] = None
     prompt_ids: Annotated[str | None, typer.Option(help="Tokens to continue, such as 1,2,3.")] = None
     chat: Annotated[
-        bool, typer.Option("--chat", help="Format the prompt as a chat message with the model's chat template.")
+        bool,
+        typer.Option(
+            "--chat",
+            help="Format the prompt as a chat message with the model's chat template. On a terminal, without a prompt: "
+            "a conversation, until Ctrl-D.",
+        ),
     ] = False
     system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None
     max_tokens: Annotated[
         int | None,
         typer.Option(
             "--max-tokens",
-            "--max-new-tokens",
             min=-1,
             max=LARGEST_SIZE,
             help="Tokens to generate; -1: until Ctrl-C or its last position. (Default: as generation_config.json says; "
-            f"else {DEFAULT_TOKENS}.)",
+            "else 256.)",
         ),
     ] = None
     do_sample: Annotated[
         bool | None,
         typer.Option(
             "--do-sample/--no-do-sample",
-            help="Draw tokens, or take the likeliest. (Default: as generation_config.json says; else draw.)",
+            help="Draw tokens; --no-do-sample: take the likeliest. (Default: as generation_config.json says; else "
+            "draw.)",
         ),
     ] = None
     temperature: Annotated[
@@ -127,6 +127,7 @@ def generate(
     """
     from ..runtime.generation.defaults import read_defaults
     from ..runtime.generation.generator import Generator
+    from ..runtime.generation.text import check_rows, default_limit, encoded
     from ..runtime.generation.tokenizer import OpeningTokenizer
 
     if options.system is not None and not options.chat:
@@ -141,18 +142,31 @@ def generate(
     folder = read_defaults(model.parent, tokenizer)
     settings = _settings(folder, options)
     sources = (options.prompt, options.prompt_file, options.prompt_ids)
+    converses = options.chat and sources == (None, None, None) and sys.stdin.isatty() and output_format == "console"
+    if converses and tokenizer is not None:
+        _warn(generator, model, folder.notes)
+        settings |= {"seed": options.seed, **folder.ending(tokenizer)}
+        try:
+            _converse(generator, tokenizer, folder, settings, options)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        return
     given = _read_prompt(generator.vocabulary, *sources, is_text=tokenizer is not None)
     if options.chat and isinstance(given, list):
         raise typer.BadParameter(
             "it needs a text prompt, and a tokenizer.json in the model's folder", param_hint="--chat"
         )
-    ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, options.system, chat=options.chat)
+    if isinstance(given, list):
+        ids = given
+    else:
+        assert tokenizer is not None
+        ids = encoded(_as_text(given), tokenizer, folder, options.system, chat=options.chat)
     if not ids and folder.bos is not None:
         ids = [folder.bos]  # as transformers begins a text without a prompt
     if tokenizer is not None:
-        _check_rows(ids, tokenizer, generator.vocabulary)
+        check_rows(ids, tokenizer, generator.vocabulary)
     _warn(generator, model, folder.notes)
-    limit = _default_limit(generator, folder, len(ids)) if options.max_tokens is None else options.max_tokens
+    limit = default_limit(generator, folder, len(ids)) if options.max_tokens is None else options.max_tokens
     settings |= {"seed": options.seed, **folder.ending(tokenizer)}
     shown = options.echo and output_format == "console"
     run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)
@@ -167,6 +181,45 @@ def generate(
         suggest("localattn", "bench", model)
     if run.finish == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _converse(
+    generator: Generator,
+    tokenizer: FolderTokenizer,
+    folder: FolderDefaults,
+    settings: dict[str, Any],
+    options: GenerateOptions,
+) -> None:
+    """Read messages from the terminal until Ctrl-D, and answer each, knowing all before.
+
+    Raises:
+        UsageError: there is no chat template, or the conversation has no room left in the model.
+    """
+    from ..runtime.generation.chat import render_chat
+    from ..runtime.generation.text import check_rows, default_limit, encoded
+
+    with suppress(ImportError):
+        import readline  # noqa: F401  # arrow keys and a history in `input`
+    if options.batch > 1:
+        raise typer.BadParameter("a conversation has one answer", param_hint="--batch")
+    messages = [] if options.system is None else [{"role": "system", "content": options.system}]
+    render_chat(folder, [*messages, {"role": "user", "content": ""}])  # refuse what cannot be formatted, at once
+    note("Ctrl-D ends the conversation.")
+    while True:
+        try:
+            message = input("> ")
+        except EOFError:
+            say_text("\n")
+            return
+        if not message.strip():
+            continue
+        messages.append({"role": "user", "content": message})
+        ids = encoded(messages, tokenizer, folder, chat=True)
+        check_rows(ids, tokenizer, generator.vocabulary)
+        limit = default_limit(generator, folder, len(ids)) if options.max_tokens is None else options.max_tokens
+        run = _Run(generator, ids, None if limit < 0 else limit, settings, False, tokenizer)
+        run.all(1, show=True)
+        messages.append({"role": "assistant", "content": tokenizer.decode(run.shown(run.rows[0]))})
 
 
 def _settings(folder: FolderDefaults, options: GenerateOptions) -> dict[str, Any]:
@@ -187,18 +240,6 @@ def _warn(generator: Generator, model: Path, notes: Sequence[str]) -> None:
         warn(f"{missing} is missing in the folder of {model.name}: the prompt is read token by token.")
     for line in (*generator.session.notes, *notes):
         warn(f"{in_flags(line)}.")
-
-
-def _default_limit(generator: Generator, folder: FolderDefaults, prompt: int) -> int:
-    """Return how many tokens to generate after a prompt of this length by default.
-
-    As many as the folder says, else `DEFAULT_TOKENS`, but no more than the model has positions; at least 1, so that a
-    prompt that fills them is refused and not answered by nothing.
-    """
-    said = folder.most_tokens(prompt)
-    limit = DEFAULT_TOKENS if said is None else said
-    room = generator.room(prompt)
-    return limit if room is None else min(limit, max(room, 1))
 
 
 def _prepare(generator: Generator) -> None:
@@ -238,6 +279,8 @@ class _Run:
     @property
     def is_bytes(self) -> bool:
         """Whether the tokens are bytes."""
+        from ..runtime.generation.text import BYTES
+
         return self.generator.vocabulary == BYTES
 
     def shown(self, row: Sequence[int]) -> Sequence[int]:
@@ -353,43 +396,16 @@ def _tokenizer(opening: OpeningTokenizer | None, *, required: bool) -> FolderTok
         return None
 
 
-def _check_rows(ids: Sequence[int], tokenizer: FolderTokenizer, vocabulary: int) -> None:
-    """Refuse a prompt with a token outside the model's vocabulary; a tokenizer may have more tokens than the model.
+def _as_text(raw: bytes) -> str:
+    """Decode a prompt.
 
     Raises:
-        UsageError: there is one.
+        UsageError: it is not UTF-8.
     """
-    outside = next((token for token in ids if token >= vocabulary), None)
-    if outside is not None:
-        name = tokenizer.name(outside)
-        named = "" if name is None else f" ({shown(name)})"
-        raise UsageError(
-            f"The prompt has the token {outside}{named}, which the model does not know.",
-            why=f"The model has the tokens 0 to {vocabulary - 1}, and tokenizer.json {tokenizer.size} tokens.",
-            fix="Remove the text of this token from the prompt, or copy the model's own tokenizer.json into the "
-            "model's folder.",
-        )
-
-
-def _encoded(
-    text: bytes, tokenizer: FolderTokenizer | None, folder: FolderDefaults, system: str | None, *, chat: bool
-) -> list[int]:
-    """Return the tokens of a prompt, or with `chat` of a conversation that it begins.
-
-    Raises:
-        UsageError: it is not UTF-8, or there is no chat template.
-    """
-    from ..runtime.generation.chat import render_chat
-
-    assert tokenizer is not None
     try:
-        prompt = text.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError("The prompt is not text.", why=f"It is not UTF-8: {error.reason}.") from error
-    if not chat:
-        return tokenizer.encode(prompt)
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    return tokenizer.encode(render_chat(folder, [*messages, {"role": "user", "content": prompt}]), special=False)
 
 
 def _read_prompt(
@@ -400,6 +416,8 @@ def _read_prompt(
     Raises:
         UsageError: several sources, none, a file that cannot be read, or text for a model that has no bytes.
     """
+    from ..runtime.generation.text import BYTES, no_text
+
     sources = {"--prompt": text, "--prompt-file": file, "--prompt-ids": ids}
     given = [flag for flag, value in sources.items() if value is not None]
     if len(given) > 1:
@@ -414,11 +432,7 @@ def _read_prompt(
     if vocabulary == BYTES:
         return list(raw)
     if text is not None:
-        raise UsageError(
-            "The prompt is text, and the model does not read bytes.",
-            why=f"It has {vocabulary} tokens, and there is no tokenizer.json in its folder.",
-            fix="Copy the model's tokenizer.json into that folder, or give token numbers: --prompt-ids 1,2,3",
-        )
+        raise no_text(vocabulary)
     return _numbers(raw.decode("ascii", "replace"))
 
 
@@ -441,14 +455,22 @@ def _read_bytes(file: Path | None) -> bytes:
         raise UsageError(
             "The prompt is missing.",
             why="The model needs a prompt to continue.",
-            fix="Give --prompt, --prompt-file or --prompt-ids, or pipe it in.",
+            fix="Give --prompt, --prompt-file or --prompt-ids, or pipe it in. A chat model with a tokenizer.json "
+            "converses with --chat.",
         )
     else:
-        raw = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
+        raw = _standard_input(MOST_PROMPT_BYTES + 1)
     if len(raw) > MOST_PROMPT_BYTES:
         source = file or "Standard input"
         raise UsageError(f"{source} is not a prompt.", why=f"It is larger than {MOST_PROMPT_BYTES >> 20} MiB.")
     return raw
+
+
+def _standard_input(count: int) -> bytes:
+    """Read stdin up to a number of bytes; a text alone, which other code may have put in its place, as UTF-8."""
+    raw = getattr(sys.stdin, "buffer", None)
+    read = sys.stdin.read(count).encode("utf-8", "surrogateescape") if raw is None else raw.read(count)
+    return read[:count]
 
 
 def _numbers(text: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -259,10 +260,10 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
     for title, entries in (("Read from the weights", "inferred"), ("Configured", "given")):
         if description[entries]:
             say(f"{title}:")
-            width = max(map(len, description[entries]))
-            for name, entry in description[entries].items():
-                origin = f"  ({entry['from']})" if entry["from"] else ""
-                say(f"  {name:<{width}}  {_short(entry['value'])}{origin}")
+            rows = list(_rows(description[entries]))
+            width = max(len(name) for name, _ in rows)
+            for name, value in rows:
+                say(f"  {name:<{width}}  {value}")
     if description["unused"]:
         say("In the checkpoint, not used:")
         for entry in description["unused"]:
@@ -282,6 +283,30 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
         and (description["needed"] or not description["config"])
     ):
         _print_template(description)
+
+
+# What is shown of a Hugging Face configuration; all of it is in JSON.
+_OF_CONFIGURATION = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "sliding_window", "max_position_embeddings"),
+)
+
+
+def _rows(entries: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield names and values of arguments as a table for people: nested ones are counted or left to JSON."""
+    for name, entry in entries.items():
+        value, origin = entry["value"], f"  ({entry['from']})" if entry["from"] else ""
+        if isinstance(value, dict):
+            text = value.get("text_config")
+            inner = text if isinstance(text, dict) else value
+            known = [(key, inner[key]) for key in _OF_CONFIGURATION if inner.get(key) is not None]
+            yield from ((key, f"{_short(found)}{origin}") for key, found in known)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield name, f"{len(value)}{origin}"
+        elif isinstance(value, list):
+            yield name, f"{_short(', '.join(map(str, value)))}{origin}"
+        elif value is not None or not entry["from"]:
+            yield name, f"{_short(value)}{origin}"
 
 
 def _short(value: object) -> str:

@@ -70,7 +70,8 @@ class ParityOptions:
         bool | None,
         typer.Option(
             "--causal/--not-causal",
-            help="AFTLocal: whether the model was exported with a causal mask. (Default: as the sidecar says.)",
+            help="AFTLocal: the model was exported with a causal mask; --not-causal: without. (Default: as the "
+            "sidecar says.)",
         ),
     ] = None
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto"
@@ -159,7 +160,7 @@ def _show(destination: Destination, reports: list[ParityReport]) -> bool:
     document = files[0] if len(files) == 1 else {"passed": passed, "files": files}
     show(destination, "parity", document, lambda: _print_reports(reports))
     for line in dict.fromkeys(line for report in reports for line in report.warnings):
-        warn(line)
+        warn(in_flags(line))
     return passed
 
 

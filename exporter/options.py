@@ -39,6 +39,12 @@ AttentionDtype = Literal["fp8"]
 # What a Hugging Face model is for.
 Task = Literal["feature-extraction", "fill-mask", "text-classification", "token-classification", "text-generation"]
 
+# The one help of a length, for files of every kind.
+_LENGTH = (
+    f"Tokens per sequence; with {argument('dynamic', ('seq',))} the most, and in a Hugging Face step file all "
+    "positions. (Default: that of the model or of the example; 4096 or fewer in a step file.)"
+)
+
 # A protobuf message is limited to 2 GiB; some room is left for the graph itself.
 EXTERNAL_DATA_FROM = 1_900_000_000
 
@@ -159,11 +165,6 @@ class FileOptions(CheckOptions):
         "Shapes",
         typed="axes",
     )
-    max_seq_len: int | None = option(
-        None,
-        f"Longest sequence with {argument('dynamic', ('seq',))}. (Default: that of the example, or the model's limit.)",
-        "Shapes",
-    )
     overwrite: bool = option(
         False, "Replace existing files. Each must be of the same kind as its replacement.", "Output", flag="force"
     )
@@ -209,7 +210,35 @@ class PrecisionOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointOptions(PrecisionOptions):
+class StepOptions:
+    """Whether a file takes whole sequences, or a few tokens a call."""
+
+    mode: Mode = option(
+        "full",
+        "full: the file takes whole sequences. step: the file takes one token per call, with caches; a prefill file "
+        "for prompts is written next to it. prefill: only the prefill file.",
+        "Step files",
+    )
+    chunk: int | None = option(
+        None, "Tokens per call of the prefill file; 1 writes no prefill file. (Default: 64 or fewer.)", "Step files"
+    )
+
+    def check_chunk(self) -> None:
+        """Refuse an unknown mode, and a chunk that does not go with it.
+
+        Raises:
+            UsageError: one of these.
+        """
+        if self.mode not in get_args(Mode):
+            raise UsageError(f"Unknown mode {self.mode!r}.", fix=f"Known: {', '.join(get_args(Mode))}.")
+        if self.mode == "full" and self.chunk is not None:
+            raise UsageError(f"{argument('chunk')} needs {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
+        if self.chunk is not None and self.chunk < 1:
+            raise UsageError(f"{argument('chunk')} is {self.chunk}.", why="A call takes at least 1 token.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(PrecisionOptions, StepOptions):
     """How the model of a checkpoint is read, and in what precision and mode it is written."""
 
     config: str | Path | None = option(
@@ -228,20 +257,6 @@ class CheckpointOptions(PrecisionOptions):
     )
     task: Task | None = option(
         None, "Task to export a Hugging Face folder for. (Default: the one it was saved for.)", "Input"
-    )
-    mode: Mode = option(
-        "full",
-        "full: the file takes whole sequences. step: the file takes one token per call, with caches; a prefill file "
-        "for prompts is written next to it. prefill: only the prefill file.",
-        "Step files",
-    )
-    chunk: int | None = option(
-        None, "Tokens per call of the prefill file; 1 writes no prefill file. (Default: 64 or fewer.)", "Step files"
-    )
-    max_length: int | None = option(
-        None,
-        "Largest number of positions in a Hugging Face step file. (Default: 4096, or the model's if it has fewer.)",
-        "Step files",
     )
     table_dtype: TableDtype | None = option(
         None,
@@ -276,7 +291,7 @@ class CheckpointOptions(PrecisionOptions):
 class ShapeOptions:
     """The sizes and inputs of a checkpoint's file."""
 
-    seq_len: int | None = option(None, "Tokens per sequence. (Default: the model's max_seq_len.)", "Shapes")
+    seq_len: int | None = option(None, _LENGTH, "Shapes")
     batch: int = option(1, "Sequences per call.", "Shapes")
     heads: int | None = option(None, "Number of attention heads, if the weights do not show it.", "Shapes")
     dim_head: int | None = option(None, "Size of an attention head, if the weights do not show it.", "Shapes")
@@ -322,11 +337,11 @@ class Sizes(ShapeRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleOptions(FileOptions, PrecisionOptions):
+class ModuleOptions(FileOptions, PrecisionOptions, StepOptions):
     """How a module of the user's own is exported; its inputs name the axes."""
 
     dynamic: Sequence[str] = option((), "Names of the axes of variable size.", "Shapes", typed="axes")
-    seq_len: int | None = option(None, "Size of the axis named seq. (Default: that of the inputs.)", "Shapes")
+    seq_len: int | None = option(None, _LENGTH, "Shapes")
 
 
 @dataclass(frozen=True)
@@ -363,27 +378,13 @@ class ExportOptions(FileOptions, CheckpointOptions, ShapeOptions):
         Raises:
             UsageError: two that do not.
         """
-        for name, known in (("mode", Mode), ("dtype", Dtype), ("checks", Checks)):
+        self.check_chunk()
+        for name, known in (("dtype", Dtype), ("checks", Checks)):
             value = getattr(self, name)
             if value not in get_args(known):
                 raise UsageError(f"Unknown {name} {value!r}.", fix=f"Known: {', '.join(get_args(known))}.")
-        if self.max_seq_len is not None and (self.seq_len is not None or "seq" not in (self.dynamic or ())):
-            raise UsageError(
-                f"{argument('max_seq_len')} needs {argument('dynamic', ('seq',))}, and excludes {argument('seq_len')}."
-            )
-        if self.mode == "full":
-            self._check_whole()
-        else:
+        if self.mode != "full":
             self._check_steps()
-
-    def _check_whole(self) -> None:
-        if self.chunk is not None:
-            raise UsageError(f"{argument('chunk')} needs {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
-        if self.max_length is not None:
-            raise UsageError(
-                f"{argument('max_length')} needs {argument('mode', 'step')} or {argument('mode', 'prefill')}.",
-                fix=f"For whole sequences: {argument('seq_len')}, or {argument('max_seq_len')}.",
-            )
 
     def _check_steps(self) -> None:
         for name, declared in options_of(type(self)).items():
@@ -393,18 +394,14 @@ class ExportOptions(FileOptions, CheckpointOptions, ShapeOptions):
                     f"{argument(name, value)} cannot be combined with {argument('mode', self.mode)}.",
                     why=declared.why_not_steps,
                 )
-        if self.chunk is not None and self.chunk < 1:
-            raise UsageError(f"{argument('chunk')} is {self.chunk}.", why="A call takes at least 1 token.")
-        if self.max_length is not None and self.max_length < 1:
-            raise UsageError(
-                f"{argument('max_length')} is {self.max_length}.", why="A sequence has at least 1 position."
-            )
+        if self.seq_len is not None and self.seq_len < 1:
+            raise UsageError(f"{argument('seq_len')} is {self.seq_len}.", why="A sequence has at least 1 position.")
 
     def request(self, checkpoint: Path, output: Path) -> ExportRequest:
         """Return the request to export a checkpoint with these options."""
         shapes = ShapeRequest(**common(ShapeRequest, self))
-        if self.seq_len is None:
-            shapes = replace(shapes, seq_len=self.max_seq_len)
+        if self.mode != "full":  # a call takes a fixed number of tokens, and the file has this many positions
+            shapes = replace(shapes, seq_len=None, max_length=self.seq_len)
         dynamic = None if self.dynamic is None else tuple(self.dynamic)
         own = {"checkpoint": checkpoint, "output": output, "shapes": shapes, "dynamic": dynamic}
         return ExportRequest(**{**common(ExportRequest, self), **own})

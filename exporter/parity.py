@@ -17,16 +17,19 @@ from ..onnx_graph.windows import windows_of_sidecar
 from ..runtime.inputs.size_sweep import OPEN_BATCH
 from ..runtime.parity.compare import compare_models
 from ..runtime.parity.files import was_proven
+from ..runtime.parity.golden import Golden, GoldenSample
 from ..runtime.parity.report import FLOAT64, ParityReport, ParityRequest, altered
 from ..runtime.parity.runner import FileRunner, StepRunner, open_runner
 from .checkpoint.config import RawConfig
 from .checkpoint.open_checkpoint import open_checkpoint
+from .checks.golden import tried
 from .checks.steps import whole_sequence
 from .options import ShapeRequest
 from .source.reference_runner import ReferenceRunner
 from .source.source_model import SourceModel, signature
 from .source.step_source import StepSource
 from .source.untouched_module import untouched_module
+from .user_module.golden_causes import causes_in
 from .user_module.of_file import OwnReference, is_own_module, notes_on_weights, own_module
 
 _log = logging.getLogger(__name__)
@@ -70,7 +73,9 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
     unproven = () if was_proven(candidate) else source.not_in_weights
     module = partial(untouched_module, reference.source, candidate.precision)
     windows = reference.source.window_views()
-    return compare_models(request, candidate, reference, FLOAT64, windows, notes, progress, module, unproven)
+    report = compare_models(request, candidate, reference, FLOAT64, windows, notes, progress, module, unproven)
+    _explain(report, request, candidate, partial(tried, source), progress)
+    return report
 
 
 def _own_parity(request: ParityRequest, candidate: FileRunner, progress: Callable[[str], None]) -> ParityReport:
@@ -84,7 +89,24 @@ def _own_parity(request: ParityRequest, candidate: FileRunner, progress: Callabl
     notes = [*notes_on_weights(request.model, candidate.sidecar, origin), *reference.notes]
     notes += [*altered(candidate.file), *candidate.notes]
     windows, baseline = windows_of_sidecar(candidate.sidecar), reference.baseline(candidate.precision)
-    return compare_models(request, candidate, reference, FLOAT64, windows, notes, progress, baseline)
+    report = compare_models(request, candidate, reference, FLOAT64, windows, notes, progress, baseline)
+    _explain(report, request, candidate, causes_in(reference), progress)
+    return report
+
+
+def _explain(
+    report: ParityReport,
+    request: ParityRequest,
+    candidate: FileRunner,
+    causes: Callable[[GoldenSample], str],
+    progress: Callable[[str], None],
+) -> None:
+    """Try what would explain golden outputs that differ, and note it in the report."""
+    if request.golden is None or report.golden is None or report.golden.status != "failed":
+        return
+    progress("Trying other arguments")
+    samples = Golden.read(request.golden).bind(candidate.inputs, candidate.outputs)
+    report.fits = causes(next(iter(samples)))
 
 
 def dynamic_axes(candidate: FileRunner) -> list[str]:

@@ -74,7 +74,7 @@ def check_kernels(environment: Environment) -> dict[str, Any]:
         NotRight: the kernels are not used, or not those of the package.
     """
     checked = environment.document("plugin", "check", "--backend", "onnxruntime")
-    demo = environment.document("demo", "--rows", 2, "--length", 8, "--force")
+    demo = environment.document("demo", "--rows", 2, "--max-tokens", 8, "--force")
     few = ("--iterations", 20, "--rounds", 3, "--duration", 0)
     timed = environment.document("bench", "localattn-demo/pybytes.onnx", "--plugin", "none,auto", "--threads", 1, *few)
     run = environment.document("run", "localattn-demo/pybytes.onnx")

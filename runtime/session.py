@@ -50,6 +50,11 @@ def load(
         UsageError: no such file, a suffix no backend runs, a broken model, an unknown provider or runtime.
         CheckFailed: the file or its external data was altered after its sidecar was written.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
+
+    Examples:
+        >>> session = localattn.load("model.onnx")
+        >>> session.run({"tokens": tokens.numpy()})["logits"].shape
+        (1, 64, 256)
     """
     check_threads(threads)
     file = find_model(path)

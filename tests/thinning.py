@@ -12,6 +12,7 @@ import pytest
 
 # By file and function: of how many cases one runs by default, the first of them.
 GRIDS = {
+    "commands/test_advice.py::test_advice_is_followed": 4,
     "commands/test_concurrent_writes.py::test_a_process_that_is_asked_to_end_cleans_up": 2,
     "core/test_kill.py::test_killed_at_some_moments": 3,
     "core/test_native_limits.py::test_memory_follows_from_the_tensors_and_is_given_back": 3,
@@ -67,6 +68,8 @@ GRIDS = {
     "exporter/user_module/test_export_module.py::test_open_sizes": 5,
     "exporter/user_module/test_replace.py::test_masks_and_biases": 3,
     "exporter/user_module/test_replace.py::test_mha_in_a_model": 3,
+    "exporter/user_module/test_stepping.py::test_calls_one_after_another_are_the_module": 3,
+    "exporter/user_module/test_stepping.py::test_what_needs_more_than_the_past_is_refused_by_name": 3,
     "gpu/aot/test_aot_plugins.py::test_hands_over_the_kernel_of_the_contract": 3,
     "gpu/kernel/test_fp8_kernel.py::test_interpreted": 8,
     "gpu/kernel/test_kernel.py::test_every_geometry": 6,
@@ -125,6 +128,7 @@ GRIDS = {
 # show by default.
 SLOW = {
     "commands/test_cli.py::test_demo_model_reaches_what_its_trainer_measured",
+    "commands/test_python_api.py::test_examples_in_docstrings_are_true",
     "commands/test_truth.py::test_parity_and_bisect",
     "exporter/checks/test_half_precision.py::test_the_shipped_demo_passes_and_shows_both_errors",
     "exporter/checks/test_half_precision.py::test_without_upstreams_package_the_table_judges_alone",
@@ -177,6 +181,7 @@ SLOW = {
     "runtime/backends/onnxruntime/test_cpu_sessions.py::test_commands_use_it_and_say_so",
     "runtime/backends/onnxruntime/test_rings.py::test_a_file_that_is_opened_ahead_is_opened_once",
     "runtime/backends/onnxruntime/test_rings.py::test_rings_are_one_buffer_and_masks_are_two",
+    "runtime/bench/test_bench_module.py::test_the_function_is_named_where_no_cache_knows_it",
     "runtime/bench/test_measure.py::test_json_is_all_that_stdout_holds",
     "runtime/bundle/test_create.py::test_bf16_needs_a_gpu",
     "runtime/bundle/test_create.py::test_compiled_kernels_for_the_cpu_travel_and_are_tried",

@@ -115,7 +115,7 @@ def measure(
         room = room_for(context)
         path = folder / f"{'ours_int4' if name.endswith(_INT4) else 'ours'}-{room}" / "model.onnx"
         words = ["-m", "localattn", "export", model, "-o", path, "--mode", "step", "--chunk", CHUNK]
-        return made(path, [*words, "--max-length", room, *(("--weight-dtype", "int4") if name.endswith(_INT4) else ())])
+        return made(path, [*words, "--seq-len", room, *(("--weight-dtype", "int4") if name.endswith(_INT4) else ())])
 
     def run(name: str, path: Path, context: int) -> dict[str, Any]:
         words = [SCRIPTS / "decoder_run.py", name.removesuffix(_INT4), path, context, TOKENS, room_for(context)]

@@ -10,6 +10,7 @@ from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.wrong_file import check_exists
 from .factory_args import as_json
+from .notebook import IN_NOTEBOOKS
 from .packages import packages_named
 from .paths import as_path
 
@@ -33,7 +34,7 @@ def bisect(
     rtol: float | None = None,
     provider: str = "auto",
     plugin: str | Path = "auto",
-    progress: Progress = lambda _: None,
+    progress: Progress = IN_NOTEBOOKS,
 ) -> BisectReport:
     """Compare a file with a float64 run of its model wherever a module begins or ends.
 
@@ -59,6 +60,10 @@ def bisect(
     Raises:
         UsageError: a file cannot be read, the two do not belong together, or the file names no modules.
         MissingDependency: a package, or the provider asked for, is not there.
+
+    Examples:
+        >>> localattn.bisect("model.onnx", "model.pt").passed
+        True
     """
     if against is None and factory is None:
         raise UsageError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from .build_plugin import PluginKind, check_plugin, choose_plugin
+from .notebook import IN_NOTEBOOKS
 from .paths import as_path
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def build(
     strip_weights: bool = False,
     embed_plugin: bool = False,
     overwrite: bool = False,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = IN_NOTEBOOKS,
 ) -> BuildReport:
     """Build an engine, and check it against the request.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.storage.wrong_file import check_exists
+from .notebook import IN_NOTEBOOKS
 
 if TYPE_CHECKING:
     from ...runtime.bundle.create import CreatedBundle
@@ -26,7 +27,7 @@ def bundle(
     atol: float | None = None,
     rtol: float | None = None,
     overwrite: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Progress = IN_NOTEBOOKS,
 ) -> CreatedBundle:
     """Pack a model for a device: a tar where the name ends in .tar, else a folder.
 
@@ -48,6 +49,10 @@ def bundle(
         UsageError: the target or one of the files cannot be used.
         CheckFailed: a file was altered after its sidecar was written, or a sample gives NaN.
         MissingDependency: onnxruntime is not installed.
+
+    Examples:
+        >>> localattn.bundle("model.onnx", "model.tar").path.name
+        'model.tar'
     """
     from ...runtime.bundle.create import BundleRequest, create_bundle
 

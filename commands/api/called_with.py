@@ -15,8 +15,8 @@ from ...exporter.options import Option, options_of
 P = ParamSpec("P")
 A = TypeVar("A")
 R = TypeVar("R")
-# Name of an older release → today's name, and today's value for each value.
-OldNames = Mapping[str, tuple[str, Mapping[Any, Any]]]
+# Name of an older release → today's name, and today's value for each value; None where the values are the same.
+OldNames = Mapping[str, tuple[str, Mapping[Any, Any] | None]]
 
 
 def called_with(arguments: Callable[P, A], old: OldNames) -> Callable[[Callable[[A], R]], Callable[P, R]]:
@@ -51,7 +51,8 @@ def _renamed(function: str, named: Mapping[str, Any], old: OldNames) -> dict[str
     renamed = dict(named)
     for name in old.keys() & named.keys():
         today, values = old[name]
-        value = values.get(renamed.pop(name))
+        given = renamed.pop(name)
+        value = given if values is None else values.get(given)
         warnings.warn(
             f"{function}({name}=…) is called {today}={value!r} now; the old name goes with the next release.",
             FutureWarning,

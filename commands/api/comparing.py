@@ -10,6 +10,7 @@ from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.wrong_file import check_exists
 from .factory_args import as_json
+from .notebook import IN_NOTEBOOKS
 from .packages import missing_package
 from .paths import as_path
 
@@ -40,7 +41,7 @@ def parity(
     save_inputs: str | Path | None = None,
     save_outputs: str | Path | None = None,
     overwrite: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Progress = IN_NOTEBOOKS,
 ) -> ParityReport:
     """Compare an exported file or engine with a reference; at least one of `against` and `golden` is needed.
 
@@ -74,6 +75,11 @@ def parity(
         UsageError: a file cannot be read, or the two do not belong together.
         CheckFailed: an output is missing or has another shape than the reference's.
         MissingDependency: a package, or the provider asked for, is not there.
+
+    Examples:
+        >>> report = localattn.parity("model.onnx", golden="golden.npz")
+        >>> report.passed
+        True
     """
     from ...runtime.parity.report import ParityRequest
 

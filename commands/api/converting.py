@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.wrong_file import check_exists
+from .notebook import IN_NOTEBOOKS
 from .packages import packages_named
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def convert(
     dtype: Dtype | None = None,
     checks: Checks = "all",
     overwrite: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Progress = IN_NOTEBOOKS,
 ) -> Converted:
     """Write an exported file in another form; it appears only if it computes the same as the given one.
 
@@ -43,6 +44,10 @@ def convert(
         UsageError: the file cannot be read or converted, or nothing is asked for.
         CheckFailed: the new file does not compute the same.
         MissingDependency: a package is not installed.
+
+    Examples:
+        >>> localattn.convert("model.onnx", "half.onnx", dtype="fp16").path.name
+        'half.onnx'
     """
     if not standard_ops and dtype is None:
         raise UsageError(

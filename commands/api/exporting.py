@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ...core.storage.wrong_file import check_exists
 from ...exporter.options import ExportOptions, ModuleOptions, common
-from .called_with import called_with
+from .called_with import OldNames, called_with
+from .notebook import IN_NOTEBOOKS
 from .packages import packages_named
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 # Arguments of older releases → the argument and the value that replace them.
-_OLD = {"quick": ("checks", {True: "quick", False: "all"})}
-
-
-def _silent(stage: str) -> None:
-    """Show no progress."""
+_OLD: OldNames = {
+    "quick": ("checks", {True: "quick", False: "all"}),
+    "max_seq_len": ("seq_len", None),
+    "max_length": ("seq_len", None),
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class ExportArguments(ExportOptions):
 
     checkpoint: str | Path
     output: str | Path | None = None
-    progress: Progress = field(default=_silent, kw_only=True)
+    progress: Progress = field(default=IN_NOTEBOOKS, kw_only=True)
 
 
 @called_with(ExportArguments, _OLD)
@@ -54,6 +55,10 @@ def export(given: ExportArguments) -> ExportReport:
         ExportFailed: the graph could not be made.
         CheckFailed: a check found a fault; nothing was written.
         MissingDependency: a package is not installed, or memory is short.
+
+    Examples:
+        >>> localattn.export("model.pt", "model.onnx", golden="golden.npz", checks="quick").passed
+        True
     """
     check_options(given.checkpoint, given)
     with packages_named():
@@ -107,7 +112,7 @@ class ModuleArguments(ModuleOptions):
     inputs: Inputs
     output: str | Path
     origin: Origin | None = field(default=None, kw_only=True)
-    progress: Progress = field(default=_silent, kw_only=True)
+    progress: Progress = field(default=IN_NOTEBOOKS, kw_only=True)
 
 
 @called_with(ModuleArguments, _OLD)
@@ -118,6 +123,11 @@ def export_module(given: ModuleArguments) -> ExportReport:
         UsageError: the module or an argument cannot be used.
         ExportFailed: PyTorch's exporter gave up.
         CheckFailed: a check found a fault; nothing was written.
+
+    Examples:
+        >>> report = localattn.export_module(module, ["tokens:int64:[1,64]"], "own.onnx", checks="quick")
+        >>> report.sidecar.inputs[0].shape
+        (1, 64)
     """
     with packages_named():
         from ...exporter.jobs.module import export_module as run

@@ -34,6 +34,10 @@ def inspect(
     Raises:
         UsageError: the file cannot be read, or the module cannot be made.
         MissingDependency: a package is not installed.
+
+    Examples:
+        >>> localattn.inspect("model.onnx")["inputs"][0]["name"]
+        'tokens'
     """
     from ...runtime.backends import registry
     from ...runtime.backends.building import BuildingBackend

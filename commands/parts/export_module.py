@@ -13,6 +13,7 @@ from ...core.errors import UsageError
 from ...exporter.options import ModuleOptions, WeightDtype, common, option
 from .console import export_document, print_exported, print_json, say, warn
 from .declared import refuse_flags
+from .export_steps import print_step_files
 from .terminal.panels import MODULE
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def export_users_module(
     module, origin = _made(source, entry, step)
     inputs: Inputs = load_arrays(source.load_inputs) if source.load_inputs is not None else source.input or []
     if output is None:
-        output = _named_after(source.weights, source.factory)
+        output = _named_after(source.weights, source.factory, options.mode)
     if dry_run:
         return output, plan_module(module, inputs, output, options, origin)
     chosen = common(ModuleOptions, options)
@@ -125,11 +126,12 @@ def _made(source: ModuleSource, entry: str | None, step: Callable[[str], None]) 
     return module_from_pickle(weights, entry)
 
 
-def _named_after(weights: Path | None, factory: str | None) -> Path:
+def _named_after(weights: Path | None, factory: str | None, mode: str) -> Path:
     """Return the default output: in the weights' folder, else named after the function."""
+    suffix = ".onnx" if mode == "full" else f"_{mode}.onnx"
     if weights is not None:
-        return weights.with_suffix(".onnx")
-    return Path(f"{(factory or 'model').rpartition(':')[2]}.onnx")
+        return weights.with_name(weights.stem + suffix)
+    return Path((factory or "model").rpartition(":")[2] + suffix)
 
 
 def print_module(output: Path, outcome: ExportReport | ReplacementReport, *, as_json: bool) -> None:
@@ -138,7 +140,9 @@ def print_module(output: Path, outcome: ExportReport | ReplacementReport, *, as_
     from ...exporter.jobs.module import ModuleExportReport
 
     if isinstance(outcome, ExportReport):
-        if as_json:
+        if outcome.sidecar.step is not None:
+            print_step_files(outcome, as_json=as_json)
+        elif as_json:
             print_json(export_document(outcome))
         else:
             details = _layers(outcome.replacement) if isinstance(outcome, ModuleExportReport) else ()

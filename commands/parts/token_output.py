@@ -6,7 +6,7 @@ import codecs
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from ...core.spelling import steerless
 
@@ -50,7 +50,7 @@ def writer_for(*, bytes_model: bool, tokenizer: FolderTokenizer | None = None) -
         return TokenWriter(stream.add, stream.end, ends_line=terminal)
     if not bytes_model:
         return _numbers()
-    return _decoded_bytes() if terminal else _raw_bytes()
+    return _decoded_bytes() if terminal or _bytes_out() is None else _raw_bytes()
 
 
 def _numbers() -> TokenWriter:
@@ -80,12 +80,18 @@ def _decoded_bytes() -> TokenWriter:
 
 def _show(shown: str | bytes) -> None:
     """Write a text or bytes to stdout at once."""
-    if isinstance(shown, str) and sys.stdout.isatty():
-        sys.stdout.write(printable(shown))
+    out = _bytes_out()
+    if isinstance(shown, str) and (out is None or sys.stdout.isatty()):
+        sys.stdout.write(printable(shown) if sys.stdout.isatty() else shown)
         sys.stdout.flush()
-    elif shown:
-        sys.stdout.buffer.write(shown.encode("utf-8", "replace") if isinstance(shown, str) else shown)
-        sys.stdout.buffer.flush()
+    elif shown and out is not None:
+        out.write(shown.encode("utf-8", "replace") if isinstance(shown, str) else shown)
+        out.flush()
+
+
+def _bytes_out() -> BinaryIO | None:
+    """Return the stream below stdout that takes bytes; None where stdout is text alone, as in a notebook."""
+    return getattr(sys.stdout, "buffer", None)
 
 
 def printable(text: str) -> str:

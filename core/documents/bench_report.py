@@ -9,6 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..spelling import spelled
+
 # Minimum confidence level of each interval, shown next to it.
 CONFIDENCE = 0.95
 # If other programs take more than this share of the processors, figures say more about the machine than the models.
@@ -223,6 +225,22 @@ class BenchReport(_Part):
     profiles: list[Profile] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
 
+    def __repr__(self) -> str:
+        """Return the report in one line."""
+        return f"<BenchReport: {spelled('; '.join(map(_told, self.rows)))}>"
+
+    def __str__(self) -> str:
+        """Return a line for each candidate, and the warnings; `localattn bench` prints tables."""
+        lines = [_told(row) for row in self.rows]
+        return "\n".join(spelled(line) for line in (*lines, *(f"Warning: {line}" for line in self.warnings)))
+
     def to_json(self) -> str:
         """Return the document as JSON text."""
         return self.model_dump_json(indent=2) + "\n"
+
+
+def _told(row: BenchRow) -> str:
+    """Return one candidate in words: `model.onnx p50 1.21 ms`."""
+    name, value = next(iter(row.latency.percentiles.items()))
+    ratio = "" if row.ratio is None else f", {row.ratio.value:.2g}× {row.ratio.against} ({row.ratio.verdict})"
+    return f"{row.label} {name} {value:.3g} ms{ratio}"

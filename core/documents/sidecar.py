@@ -127,6 +127,7 @@ class Sidecar(Record):
         versions: release of each package that took part.
         checkpoint_sha256: SHA-256 of the checkpoint; "" where a function made the weights too.
         checkpoint_name: its file name.
+        token_limits: one more than the largest token of each input of integers, where a user's own module shows it.
         factory_sha256: SHA-256 of the file that defines the function that made the module; "" for other models.
         model_sha256: SHA-256 of the ONNX file, without external data.
         created: time of the export, ISO 8601.
@@ -154,6 +155,7 @@ class Sidecar(Record):
     standard_ops: bool = False
     external_data: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
+    token_limits: dict[str, int] = Field(default_factory=dict)
     checkpoint_sha256: str
     checkpoint_name: str
     factory_sha256: str = ""

@@ -97,5 +97,5 @@ def _refuse_special(path: Path, mode: int) -> None:
         raise UsageError(
             f"Cannot read {path}.",
             why=f"It is {kind}, not a file.",
-            fix="Copy its contents into a file, and use that file.",
+            fix="Give a file in it." if stat.S_ISDIR(mode) else "Copy its contents into a file, and use that file.",
         )

@@ -35,7 +35,7 @@ class Foreign:
     fix: str
     start: Callable[[bytes], bool] = lambda start: False
     suffixes: tuple[str, ...] = ()
-    why: str = "A checkpoint is a torch file (.pt, .pth, .bin) or a .safetensors file."
+    why: str = "A checkpoint is a torch file (.pt, .pth, .ckpt, .bin) or a .safetensors file."
 
 
 def _magic(*starts: bytes) -> Callable[[bytes], bool]:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 
-from ...core.error_texts import first_line
+from ...core.error_texts import argument, first_line
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.file_kinds import CONFIG_SUFFIXES, default_configs
 from ...core.storage.files import sha256
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 # A safetensors file begins with the header's length in 8 bytes, then the header as JSON.
 _SAFETENSORS_START = 8
-_NOT_A_CHECKPOINT = "A checkpoint is a torch file (.pt, .pth, .bin) or a .safetensors file."
+_NOT_A_CHECKPOINT = "A checkpoint is a torch file (.pt, .pth, .ckpt, .bin) or a .safetensors file."
 # The safetensors element types that are real numbers of 8 bits or more, without scales of other formats (E8M0).
 _REAL = re.compile(r"F64|F32|F16|BF16|F8_E[45]M[23](?:FNUZ)?|BOOL|[IU](?:8|16|32|64)")
 _LONGEST_SETTINGS = 256 << 10
@@ -252,11 +252,10 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
         return "safetensors"
     if start.startswith(b"\x80"):  # every pickle since protocol 2
         return "legacy torch"
-    raise UsageError(
-        f"{path} is not a checkpoint.",
-        why=_NOT_A_CHECKPOINT,
-        fix="Check the path. Exported files (.onnx, .engine) are accepted by localattn parity only.",
-    )
+    fix = "Check the path."
+    if path.suffix == ".py":
+        fix = f"Name the function in it that makes your module: {argument('factory', f'{path}:FUNCTION')}."
+    raise UsageError(f"{path} is not a checkpoint.", why=_NOT_A_CHECKPOINT, fix=fix)
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

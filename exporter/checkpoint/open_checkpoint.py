@@ -73,9 +73,9 @@ class OpenedCheckpoint:
                 return replace(self, resolved=replace(resolved, args=args))
         if request.max_length is not None:
             raise UsageError(
-                f"{argument('max_length')} does not apply to {resolved.class_name}.",
+                f"{argument('seq_len')} does not apply to {resolved.class_name}.",
                 why="The window sets the size of its caches, and its training sets the number of positions.",
-                fix=f"Leave {argument('max_length')} out.",
+                fix=f"Leave {argument('seq_len')} out.",
             )
         return self
 

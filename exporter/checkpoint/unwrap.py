@@ -20,6 +20,7 @@ import torch
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
+from ..models.adapter_names import refuse_adapters
 from ..models.inference import bounded
 from .settings import settings_tables
 from .tensors import shape_of
@@ -286,8 +287,9 @@ def _refuse_unknown_prefixes(state: Mapping[str, torch.Tensor], path: Path, root
         entry: the tables and prefixes around these names.
 
     Raises:
-        UsageError: they do: these are several sets of weights.
+        UsageError: they do: these are several sets of weights; or an adapter has given the names their prefix.
     """
+    refuse_adapters(state)
     groups: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, tensor in state.items():
         parts = name.split(".")

@@ -15,9 +15,11 @@ from ...core.errors import CheckFailed
 from ...core.tensors import TensorSpec
 from ...core.tolerance import Tolerance
 from ...runtime.parity.compare import compare_golden, golden_record
-from ...runtime.parity.golden import Golden
+from ...runtime.parity.golden import Golden, GoldenSample
 from ...runtime.parity.runner import FileRunner
+from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
+from .golden_causes import trials_of, what_fits
 from .parity import baseline_meter
 
 Limits = Callable[[str, int], tuple[int, int | None]]
@@ -56,6 +58,7 @@ def check_golden(
     tolerance_of: Callable[[str], Tolerance],
     precision: str,
     source: SourceModel | None = None,
+    causes: Callable[[GoldenSample], str] = lambda sample: "",
 ) -> CheckRecord:
     """Compare the written file with golden outputs; sequences too short to show the window prove nothing.
 
@@ -66,6 +69,7 @@ def check_golden(
         precision: of the file, an entry of `core.tolerance`.
         source: the checkpoint's model: its window, what its weights do not show, and its unmodified module, whose
             error in half precision is the baseline. None for a user's own module, which is the reference itself.
+        causes: says what would explain a sample that differs; of a checkpoint its arguments are tried.
 
     Raises:
         UsageError: the golden file does not fit the file.
@@ -79,9 +83,18 @@ def check_golden(
     found = [(sample.name, comparison) for sample, result in compared for comparison in result.comparisons]
     record = golden_record(found, golden, tolerance, windows, meter)
     if record.status == "failed":
+        sample = next(
+            (sample for sample, result in compared if not all(x.passed for x in result.comparisons)), compared[0][0]
+        )
+        explained = causes(sample) if source is None else tried(source, sample)
         raise CheckFailed(
             f"The exported file does not compute what your model computed: {golden.path}.",
             why=f"{record.detail[:1].upper()}{record.detail[1:]}.",
-            fix=likely(() if source is None else source.not_in_weights),
+            fix=" ".join(filter(None, (explained, likely(() if source is None else source.not_in_weights)))),
         )
     return record
+
+
+def tried(source: SourceModel, sample: GoldenSample) -> str:
+    """Try other arguments of a checkpoint's model on a sample."""
+    return what_fits(sample, ReferenceRunner(source).run, trials_of(source, sample))

@@ -100,7 +100,8 @@ class Judged:
         assert self.tokens is not None
         drawn = random_inputs(specs, 0, self.tokens.limit, sizes)
         arrays = arrays_of_rows(rows, specs, drawn, self.tokens.pad)
-        return InputSet(rows[0].name, arrays, alone=self.judges_alone)
+        name = rows[0].name if len(rows) == 1 else f"{len(rows)} rows of {rows[0].length} tokens"
+        return InputSet(name, arrays, alone=self.judges_alone)
 
     def count(self, inputs: InputSet, specs: Sequence[TensorSpec]) -> None:
         """Count a set of inputs that was compared."""

@@ -22,9 +22,10 @@ from ...runtime.inputs.rows import check_rows, spans_the_batch
 from ...runtime.inputs.size_sweep import sweep_sizes
 from ...runtime.parity.inputs import InputSet
 from ...runtime.session import Arrays, Session
+from ...runtime.text_inputs.rows import Row
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
-from .judged import MOST_WORK, Judged, most_tokens
+from .judged import HEAVY, MOST_WORK, Judged, most_tokens
 from .layers import check_layer_memory
 from .parity import baseline_meter, check_input_sets
 
@@ -32,6 +33,8 @@ from .parity import baseline_meter, check_input_sets
 _DRAWS = 8
 # Tokens of a sequence for other batch sizes, if the reference is slow.
 _FEW = 16
+# Tokens of several rows in one call: logits of a large vocabulary are large.
+_TOGETHER = 192
 
 
 def check_sweep(
@@ -78,6 +81,7 @@ def check_joined_rows(
     draw: Callable[[int, Mapping[str, int]], Arrays],
     sizes: Mapping[str, int],
     lengths: Sequence[int],
+    in_pairs: Sequence[int] = (),
 ) -> CheckRecord:
     """Try whether a server may join requests: for files in which axis 0 of every tensor is one dynamic axis.
 
@@ -88,16 +92,21 @@ def check_joined_rows(
         draw: makes inputs from a seed and the sizes of the dynamic axes.
         sizes: of the dynamic axes.
         lengths: of the sequences to try, where that axis is dynamic.
+        in_pairs: lengths of more sequences, of which only a pair is compared with one of them alone.
     """
     each = dict.fromkeys(lengths if SEQUENCE in sizes else (0,))
     examples = (draw(seed, {**sizes, SEQUENCE: length}) for seed, length in enumerate(each))
-    return check_rows(session.run, examples, dtype, spans_the_batch(written))
+    pairs = (draw(0, {**sizes, SEQUENCE: length}) for length in (in_pairs if SEQUENCE in sizes else ()))
+    return check_rows(session.run, examples, dtype, spans_the_batch(written), pairs)
 
 
 def rows_of_checkpoint(
     session: Session, written: onnx.ModelProto, source: SourceModel, dtype: str, axes: Sequence[str], *, quick: bool
 ) -> CheckRecord:
-    """Try whether a server may join requests to a checkpoint's file; quick checks try one length."""
+    """Try whether a server may join requests to a checkpoint's file; quick checks try one length.
+
+    Of a heavy model only a pair of rows is as long as the window shows.
+    """
     specs = ReferenceRunner(source, dtype, axes).inputs
     window = source.window_size
     length = source.shapes.seq_len
@@ -109,21 +118,38 @@ def rows_of_checkpoint(
     def draw(seed: int, at: Mapping[str, int]) -> Arrays:
         return random_inputs(specs, seed, source.token_limit, at)
 
+    if source.work > HEAVY and length > _FEW:
+        in_pairs = [] if quick else [length]
+        return check_joined_rows(session, written, dtype, draw, sizes, [_FEW], in_pairs)
     return check_joined_rows(session, written, dtype, draw, sizes, [n for n in lengths if n <= length])
 
 
 def _rows_of_use(judged: Judged, reference: ReferenceRunner) -> Iterator[InputSet]:
-    """Yield realistic rows, one at a time, if a call may take one of any length."""
+    """Yield realistic rows, one at a time, if a call may take one of any length; of a heavy model several at a time."""
     source, specs = reference.source, reference.inputs
     names = {size for spec in specs for size in spec.shape if isinstance(size, str)}
     if SEQUENCE not in names:
         return
     longest = _longest(source)
-    for row in judged.rows(longest, longest - 1, most_tokens(source), specs):
-        sizes = {BATCH: 1 if BATCH in names else source.shapes.batch, SEQUENCE: row.length}
-        inputs = judged.set_of([row], specs, sizes)
+    rows = judged.rows(longest, longest - 1, most_tokens(source), specs)
+    together = BATCH in names and source.work > HEAVY and not judged.judges_alone
+    for several in _of_one_length(rows) if together else ([row] for row in rows):
+        sizes = {BATCH: len(several) if BATCH in names else source.shapes.batch, SEQUENCE: several[0].length}
+        inputs = judged.set_of(several, specs, sizes)
         if not reference.hardly_decided(inputs.arrays):
             yield inputs
+
+
+def _of_one_length(rows: Sequence[Row]) -> list[list[Row]]:
+    """Group rows of one length, of some tokens together: a heavy model reads its weights once for all of them."""
+    found: list[list[Row]] = []
+    for row in rows:
+        last = found[-1] if found else [row]
+        if found and row.length == last[0].length and (len(last) + 1) * row.length <= _TOGETHER:
+            last.append(row)
+        else:
+            found.append([row])
+    return found
 
 
 def _input_sets(judged: Judged, reference: ReferenceRunner, axes: Sequence[str]) -> Iterator[InputSet]:
@@ -136,8 +162,7 @@ def _input_sets(judged: Judged, reference: ReferenceRunner, axes: Sequence[str])
     if source.family.longest_compared(source.args) is not None and source.work * tokens > MOST_WORK:
         trials = fewer_sizes(trials, {max(_edges(source), default=0)})
         if judged.tokens is not None and SEQUENCE in axes:  # the longest row of text is the longest sequence
-            trials = [{**x, BATCH: 1} if BATCH in axes and x[SEQUENCE] in _edges(source) else x for x in trials[1:]]
-            trials = [x if x[BATCH] == 1 else {**x, SEQUENCE: min(_FEW, x[SEQUENCE])} for x in trials]
+            trials = [{**x, SEQUENCE: min(_FEW, x[SEQUENCE])} for x in trials[1:]]
             trials += [{BATCH: batch, SEQUENCE: _FEW} for batch in (2, 3) if BATCH in axes]
             trials = [dict(x) for x in dict.fromkeys(tuple(sorted(trial.items())) for trial in trials)]
     for place, sizes in enumerate(trials):

@@ -18,7 +18,6 @@ from torch import nn
 from ...core.documents.sidecar import CheckRecord, Sidecar
 from ...core.errors import UsageError
 from ...core.storage.file_kinds import ONNX
-from ...core.storage.module_places import remember
 from ...core.storage.outputs import Output, check_outputs
 from ...core.tensors import BATCH, POSITION_IDS, SEQUENCE
 from ...onnx_graph.precision.half_to_fp32 import has_fp16
@@ -37,12 +36,14 @@ from ..lowering import trace
 from ..options import ExportRequest, FileOptions, ModuleOptions, PrecisionOptions, ShapeRequest, common
 from ..pipeline import Job, Part, Progress, run
 from ..user_module.adapters import refuse_adapters
+from ..user_module.golden_causes import causes_in
 from ..user_module.inputs import ModuleInput
 from ..user_module.observe import refuse_autocast
 from ..user_module.opened_module import Inputs, OpenedModule, listed_inputs
-from ..user_module.origin import Origin
+from ..user_module.origin import Origin, remember_origin
 from ..user_module.replace import ReplacedLayer, ReplacementReport
 from .checkpoint import CheckpointJob, open_request
+from .module_steps import ModuleStepsJob, open_stepped
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,7 +89,10 @@ def export_module(
     refuse_adapters(module)
     live = open_live(module)
     if live is not None:
-        return run(CheckpointJob(_live_request(live, listed_inputs(inputs), output, options), live), progress)
+        return run(CheckpointJob(_live_request(live, listed_inputs(inputs, options), output, options), live), progress)
+    options.check_chunk()
+    if options.mode != "full":
+        return run(ModuleStepsJob(module, inputs, output, options, origin), progress)
     return run(ModuleJob(module, inputs, output, options, origin), progress)
 
 
@@ -131,10 +135,7 @@ class ModuleJob(Job[ModuleExportReport]):
         return self.opened.model_entries()
 
     def published(self, folder: Path) -> None:
-        origin = self.opened.origin
-        if origin.code is not None:
-            note = {"code": str(origin.code), "factory": origin.factory, "folder": str(Path.cwd())}
-            remember(origin.code_sha256, origin.name, origin.kwargs, note)
+        remember_origin(self.opened.origin)
 
     def report(self, parts: Sequence[tuple[Part, Sidecar | None]]) -> ModuleExportReport:
         ((part, sidecar),) = parts
@@ -165,7 +166,7 @@ def _live_request(
     return ExportRequest(
         checkpoint=checkpoint.loaded.path,
         output=output,
-        shapes=ShapeRequest(options.max_seq_len or options.seq_len or length, batch, position_ids=positions),
+        shapes=ShapeRequest(options.seq_len or length, batch, position_ids=positions),
         **common(FileOptions, options),
         **common(PrecisionOptions, options),
     )
@@ -182,9 +183,12 @@ def plan_module(
     refuse_adapters(module)
     check_outputs([Output(output, ONNX)], overwrite=options.overwrite)
     live = open_live(module)
+    if live is None and options.mode != "full":
+        opened, _ = open_stepped(module, inputs, origin, options)
+        return opened.replacement
     if live is None:
         return OpenedModule(module, inputs, options, origin).replacement
-    _, source = open_request(_live_request(live, listed_inputs(inputs), output, options), live)
+    _, source = open_request(_live_request(live, listed_inputs(inputs, options), output, options), live)
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     return ReplacementReport(
         module,
@@ -204,7 +208,8 @@ class ModuleFile(SequenceFile):
 
     def golden_outputs(self, golden: Golden) -> CheckRecord:
         options = self._opened.options
-        return check_golden(SessionRunner(self.session), golden, options.tolerance, options.precision)
+        causes = causes_in(self._opened.reference)
+        return check_golden(SessionRunner(self.session), golden, options.tolerance, options.precision, causes=causes)
 
     def parity(self) -> CheckRecord:
         opened, options = self._opened, self._opened.options

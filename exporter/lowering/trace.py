@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import TextIO
 
 import onnx_ir as ir
 import torch
@@ -38,7 +40,11 @@ from .rewriting import first_nodes_tried_first
 from .translations import translations_made_once
 
 # Loggers with messages about packages the user did not ask for, and about attributes that do not matter here.
-_CHATTY = ("torch.onnx._internal.exporter._registration", "onnx_ir._convenience")
+_CHATTY = (
+    "torch.onnx._internal.exporter._registration",
+    "torch.fx.experimental.symbolic_shapes",
+    "onnx_ir._convenience",
+)
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -138,7 +144,7 @@ def trace_module(
         ExportFailed: PyTorch's exporter could not export it.
     """
     check_opset(opset)
-    with _quiet(), translations_made_once(), first_nodes_tried_first(), torch.no_grad():
+    with quiet(), translations_made_once(), first_nodes_tried_first(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 entry,
@@ -151,7 +157,7 @@ def trace_module(
                 verbose=False,
             )
         except Exception as error:
-            raise _export_failed(error) from error
+            raise export_failed(error) from error
     if program is None:
         raise ExportFailed("PyTorch could not export the model.", why="It returned no program.")
     model = _finish(program.model)
@@ -186,7 +192,7 @@ _WAYS_OUT = {
 }
 
 
-def _export_failed(error: Exception) -> ExportFailed:
+def export_failed(error: Exception) -> ExportFailed:
     """Make the error for a failed trace from this package's own error, or else PyTorch's innermost cause."""
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and len(causes) < 10:
@@ -260,11 +266,20 @@ class _StepEntry(_Entry):
         return output.to(self.gives), *caches_after
 
 
+class _Dropped(StringIO):
+    """A stream whose text is dropped, except what shows progress: `rich` looks for the terminal behind a stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.rich_proxied_file = getattr(stream, "rich_proxied_file", stream)
+
+
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hide the exporter's own messages from the user's terminal."""
     # PyTorch prints the graph so far where tracing fails: hundreds of lines.
-    with quiet_loggers(_CHATTY), warnings.catch_warnings(), redirect_stdout(StringIO()):
+    dropped = redirect_stdout(StringIO()), redirect_stderr(_Dropped(sys.stderr))
+    with quiet_loggers(_CHATTY), warnings.catch_warnings(), dropped[0], dropped[1]:
         warnings.simplefilter("ignore")
         yield
 
@@ -276,6 +291,10 @@ def _finish(model: ir.Model) -> ir.Model:
     for value in traced:
         if value.name not in model.graph.initializers:
             value.const_value = None  # onnxscript's rewrite rules keep a reference to the last graph
+    # Weights are inputs at first, and onnx_ir remembers each that was removed, with its numbers.
+    for value, count in getattr(model.graph.inputs, "_ref_counter", {}).items():
+        if not count and not value.is_initializer():
+            value.const_value = None
     RemoveUnusedNodesPass()(model)
     calls: Counter[str] = Counter()
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
+from .adapter_names import refuse_adapters
 from .aft_local.family import AFT_LOCAL
 from .arguments import Arguments
 from .family import Adapter, Family, UpstreamClass
@@ -84,8 +85,9 @@ def detect_family(shapes: TensorShapes) -> StateDictFamily[Any]:
     """Return the family that the names in a state dict belong to.
 
     Raises:
-        UsageError: there is no such family, or the model has a part that no family can rebuild.
+        UsageError: there is no such family, or the model has a part that no family can rebuild, or an adapter.
     """
+    refuse_adapters(shapes)
     families = [family for family in FAMILIES if isinstance(family, StateDictFamily)]
     for family in families:
         if family.recognises_state(shapes):

@@ -3,6 +3,7 @@
     tokens:int64:[2,128]              sizes alone
     x:float32:[batch=2,seq=128,64]    axes with a name can be dynamic
     tokens:int64:[2,128]:256          integers below 256
+    tokens:int64:[batch,seq]          sizes that options give: one sequence a batch, as many tokens as seq_len says
 
 Without names, batch is the first axis of the first input and seq its second; axes of the same size at the same
 place in the other inputs get the same name.
@@ -35,6 +36,9 @@ Arrays = dict[str, NDArray[Any]]
 DTYPES = ("float32", "int64", "int32", "bool")
 _INPUT = re.compile(r"([A-Za-z_]\w*):(\w+):\[([^\]]*)\](?::([0-9]{1,19}))?")
 _AXIS = re.compile(r"(?:([A-Za-z_]\w*)=)?([0-9]+)")
+# Axes that may be written without a size, and the size of one until `sized` gives it.
+_NAMED_ALONE = (BATCH, SEQUENCE)
+_OPEN = 0
 _HOW = "Write 'name:dtype:[sizes]', for instance 'tokens:int64:[1,128]' or 'x:float32:[batch=2,seq=128,64]'."
 # Integers of unknown meaning are drawn below this number, because every table has at least two rows.
 _SAFE_LIMIT = 2
@@ -94,12 +98,44 @@ def parse_input(text: str) -> ModuleInput:
     if dtype not in DTYPES:
         raise UsageError(f"Input {name} has the dtype {dtype!r}.", fix=f"Known: {', '.join(DTYPES)}.")
     parts = inside.split(",") if inside.strip() else []
-    found = [axis for part in parts if (axis := _AXIS.fullmatch(part.strip()))]
-    if len(found) < len(parts) or not all(is_size(axis[2]) for axis in found):
-        why = f"Sizes are numbers from 1 to {LARGEST_SIZE:,}."
+    axes = [axis for part in parts if (axis := _axis(part.strip()))]
+    if len(axes) < len(parts):
+        why = f"Sizes are numbers from 1 to {LARGEST_SIZE:,}; {' and '.join(_NAMED_ALONE)} may stand without one."
         raise UsageError(f"Input {name} has the shape [{inside[:60]}].", why=why, fix=_HOW)
-    shape, names = tuple(int(axis[2]) for axis in found), tuple(axis[1] or "" for axis in found)
+    shape, names = tuple(size for _, size in axes), tuple(axis for axis, _ in axes)
     return ModuleInput(name, dtype, shape, names, None if limit is None else int(limit))
+
+
+def _axis(text: str) -> tuple[str, int] | None:
+    """Read the name and the size of an axis; None if it has another form."""
+    if text in _NAMED_ALONE:
+        return text, _OPEN
+    match = _AXIS.fullmatch(text)
+    return (match[1] or "", int(match[2])) if match and is_size(match[2]) else None
+
+
+def sized(inputs: Sequence[ModuleInput], length: int | None) -> list[ModuleInput]:
+    """Give sizes to axes that were written as a name alone: a batch of 1, and sequences of this length.
+
+    An axis with the same name and a size elsewhere gives that size.
+
+    Raises:
+        UsageError: nothing says how long a sequence is.
+    """
+    known = {axis: size for x in inputs for size, axis in zip(x.shape, x.axes, strict=True) if axis and size}
+    sizes = {BATCH: 1, **({} if length is None else {SEQUENCE: length}), **known}
+    for x in inputs:
+        if SEQUENCE in x.axes and SEQUENCE not in sizes:
+            raise UsageError(
+                f"Input {x.name} does not say how long {SEQUENCE} is.",
+                fix=f"Write the size there ({SEQUENCE}=128), or add {argument('seq_len', 128)}.",
+            )
+    return [
+        replace(x, shape=tuple(size or sizes[axis] for size, axis in zip(x.shape, x.axes, strict=True)))
+        if _OPEN in x.shape and x.example is None
+        else x
+        for x in inputs
+    ]
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any] | Tensor]) -> list[ModuleInput]:

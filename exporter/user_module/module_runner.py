@@ -5,7 +5,8 @@ The outputs of a file are the tensors of the module's result, as a flat table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -104,6 +105,18 @@ class ModuleRunner(Runner):
     def run(self, inputs: Arrays) -> Arrays:
         """Call the module; its errors are not caught."""
         return as_arrays(call(self._module, inputs, self._by_name, double=self._double))
+
+    @property
+    def running(self) -> nn.Module:
+        """The copy of the module that computes the outputs."""
+        return self._module
+
+    def changed(self, change: Callable[[nn.Module], nn.Module]) -> ModuleRunner:
+        """Return a runner of another module, which a function makes of this one's."""
+        other = copy.copy(self)
+        other._module = change(self._module)
+        vars(other).pop("_last", None)  # outputs that are kept are those of the other module
+        return other
 
     def check_repeats(self, inputs: Arrays) -> Arrays:
         """Run twice on the same inputs, check that the outputs are equal, and return them.

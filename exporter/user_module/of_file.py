@@ -17,6 +17,7 @@ from torch import nn
 from ...core.documents.sidecar import Sidecar
 from ...core.error_texts import argument, named_line
 from ...core.errors import UsageError
+from ...core.limits import LARGEST_SIZE
 from ...core.storage.files import is_file, sha256
 from ...core.storage.module_places import recall
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
@@ -109,6 +110,18 @@ def _line(command: str, model: Path, weights: Path | None, factory: str, kwargs:
     return " ".join((f"localattn {command} {shlex.quote(str(model))}", *named))
 
 
+# Tokens of an example, where a file of steps has positions without end.
+_SOME = 16
+
+
+def _longest(sidecar: Sidecar) -> int:
+    """Return the longest sequence that a file takes; 0 for a step file that takes any."""
+    if sidecar.step is None:
+        return sidecar.seq_len
+    positions = sidecar.step.max_positions
+    return 0 if positions is None or positions == LARGEST_SIZE else positions
+
+
 class OwnReference(ModuleRunner):
     """The user's untouched module at the sizes of a file's inputs, in float64 where it runs so.
 
@@ -123,7 +136,7 @@ class OwnReference(ModuleRunner):
     def __init__(self, module: nn.Module, candidate: FileRunner) -> None:
         sidecar = candidate.sidecar
         self.inputs = list(candidate.inputs)
-        self.longest = 0 if sidecar is None else sidecar.seq_len
+        self.longest = 0 if sidecar is None else _longest(sidecar)
         self.batch = None if sidecar is None else sidecar.batch
         names = [spec.name for spec in self.inputs]
         by_name = bind(module, names)
@@ -131,6 +144,7 @@ class OwnReference(ModuleRunner):
         given, _ = with_token_limits([self._input(spec) for spec in self.inputs], untouched, by_name)
         limits = [x.limit for x in given if x.limit is not None]
         self.token_limit = min(limits, default=None)
+        self.token_limits = {x.name: x.limit for x in given if x.limit is not None}
         self.module, self.by_name = untouched, by_name
         self.example = draw_all(given, 0, {})
         try:
@@ -148,7 +162,7 @@ class OwnReference(ModuleRunner):
 
     def _input(self, spec: TensorSpec) -> ModuleInput:
         """Return an input at the sizes that the file was exported for; an axis of another name has 8."""
-        sizes = {BATCH: max(2, self.batch or 1), SEQUENCE: max(2, self.longest)}
+        sizes = {BATCH: max(2, self.batch or 1), SEQUENCE: max(2, self.longest or _SOME)}
         axes = tuple("" if isinstance(size, int) else size for size in spec.shape)
         shape = tuple(size if isinstance(size, int) else sizes.get(size, 8) for size in spec.shape)
         return ModuleInput(spec.name, _FP32.get(spec.dtype, spec.dtype), shape, axes)
@@ -172,11 +186,6 @@ class OwnReference(ModuleRunner):
         """Return the smallest and the largest size of an input's axis; the longest sequence is the file's."""
         size = next(spec.shape[axis] for spec in self.inputs if spec.name == name)
         return 1, (self.longest or None) if size == SEQUENCE else None
-
-    @property
-    def running(self) -> nn.Module:
-        """The copy of the module that computes the outputs."""
-        return self._module
 
     def compute(self, inputs: Arrays) -> Arrays:
         """Run the module, although it ran on these inputs before."""

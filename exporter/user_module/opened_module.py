@@ -53,6 +53,7 @@ from .inputs import (
     name_axes,
     other_lengths,
     parse_input,
+    sized,
     with_token_limits,
 )
 from .module_runner import AutocastRunner, Entry, ModuleRunner
@@ -71,8 +72,8 @@ _NONE_REPLACED = (
 )
 
 
-def listed_inputs(inputs: Inputs) -> list[ModuleInput]:
-    """Return the inputs, in whatever form they are given.
+def listed_inputs(inputs: Inputs, options: ModuleOptions) -> list[ModuleInput]:
+    """Return the inputs, in whatever form they are given, with a size for each axis.
 
     Raises:
         UsageError: they have none of these forms.
@@ -86,7 +87,8 @@ def listed_inputs(inputs: Inputs) -> list[ModuleInput]:
             fix='Give a dict of arrays by name, or ["name:dtype:[sizes]"].',
         )
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
-    return [parse_input(x) if isinstance(x, str) else x for x in parsed]
+    listed = [parse_input(x) if isinstance(x, str) else x for x in parsed]
+    return sized(listed, options.seq_len)
 
 
 def _are_texts(inputs: Mapping[str, Any]) -> bool:
@@ -128,7 +130,7 @@ class OpenedModule:
     """
 
     def __init__(self, module: nn.Module, inputs: Inputs, options: ModuleOptions, origin: Origin | None = None) -> None:
-        written = listed_inputs(inputs)
+        written = listed_inputs(inputs, options)
         _check_request(module, written, options)
         listed = name_axes(written, options.dynamic)
         self.module, self.options = module, options
@@ -160,7 +162,7 @@ class OpenedModule:
 
     def _sizes(self) -> dict[str, int]:
         """Return the sizes of named axes for the trace: the example's, the longest sequence, no dynamic size of 1."""
-        sizes, longest, length = axis_sizes(self.inputs), self.options.max_seq_len, self.options.seq_len
+        sizes, length = axis_sizes(self.inputs), self.options.seq_len
         if length is not None:
             if SEQUENCE not in sizes:
                 raise UsageError(
@@ -168,16 +170,9 @@ class OpenedModule:
                     why=f"Named axes: {', '.join(sizes) or 'none'}.",
                     fix=f"Name it where it is: {as_option(self.inputs[0], SEQUENCE)}.",
                 )
+            if length < 2 and SEQUENCE in self.options.dynamic:
+                raise UsageError(f"{argument('seq_len')} is {length}.", why="A dynamic length needs 2 or more.")
             sizes[SEQUENCE] = length
-        if longest is not None:
-            if SEQUENCE not in self.options.dynamic:
-                raise UsageError(
-                    f"{argument('max_seq_len')} needs {argument('dynamic', ('seq',))}.",
-                    why="The length of the file is fixed.",
-                )
-            if longest < 2:
-                raise UsageError(f"{argument('max_seq_len')} is {longest}.", why="A dynamic length needs 2 or more.")
-            sizes[SEQUENCE] = longest
         for name in self.options.dynamic:
             sizes[name] = max(sizes[name], 2)
         return sizes
@@ -194,6 +189,11 @@ class OpenedModule:
         element = np.dtype(IO_NAME[self.options.dtype])
         return {name: x.astype(element) if x.dtype.kind == "f" else x for name, x in arrays.items()}
 
+    @property
+    def token_limit(self) -> int | None:
+        """The smallest limit of its inputs of integers; None where none is known."""
+        return min((x.limit for x in self.inputs if x.limit is not None and "int" in x.dtype), default=None)
+
     @cached_property
     def tokens(self) -> Tokens | None:
         """Where realistic tokens come from; None where the inputs have none, or their vocabulary is not known."""
@@ -208,28 +208,32 @@ class OpenedModule:
         return open_tokens(self.origin.folders, min(known), None, part)
 
     @cached_property
-    def _rounding(self) -> Rounding | None:
+    def rounding(self) -> Rounding | None:
         """How the weights are rounded: calibrated on text where the inputs are tokens; one for all graphs."""
         kind = self.options.weight_dtype
         bits = 0 if kind is None else WEIGHT_KINDS[kind].bits
-        if bits != BITS:
-            return Rounding(bits=bits, notes=self.notes) if bits else None
+        if not bits:
+            return None
         tokens = self._tokens("calibration")
         if tokens is None:
-            note = "weights rounded without calibration: the module has no input of tokens with a known vocabulary"
-            self.notes.append(note)
-            return Rounding()
+            if bits == BITS:
+                note = "weights rounded without calibration: the module has no input of tokens with a known vocabulary"
+                self.notes.append(note)
+            return Rounding(bits=bits, notes=self.notes)
         specs, size = self.specs(), math.prod(self.inputs_as_traced()[0].shape[:2])
-        count, judged = (max(1, most // size) for most in (_CALIBRATED, _MEASURED))
-        drawn = (fill(self.draw(seed, self.sizes), specs, tokens, seed) for seed in range(count + judged))
+        count, judged = (max(1, most // size) if bits == BITS else 0 for most in (_CALIBRATED, _MEASURED))
+        openings = [None, *tokens.openings][: max(1, _MEASURED // size)]
+        kinds = [*((seed, None) for seed in range(count + judged)), *enumerate(openings)]
+        drawn = (fill(self.draw(seed, self.sizes), specs, tokens, seed, opening) for seed, opening in kinds)
         rows = [tuple(torch.from_numpy(arrays[name]) for name in self.names) for arrays in drawn]
         entry = Entry(self.replacement.module, self.names, self.by_name)
-        rounding = Rounding(
-            Calibration(entry, rows[:count], rows[count:], tokens.describe(count, count * size)),
+        words = tokens.describe(count, count * size)
+        return Rounding(
+            Calibration(entry, rows[:count], rows[count : count + judged], words, rows[count + judged :]),
             logits=self.output_names[0] == "logits",
+            bits=bits,
             notes=self.notes,
         )
-        return rounding
 
     def baseline_meter(self, tolerance: Tolerance) -> BaselineMeter | None:
         """Return the meter of the module's own error in the file's precision; None if the tolerance does not use it."""
@@ -264,7 +268,7 @@ class OpenedModule:
         if self.options.dtype != "fp32":
             model = fp32_to_half.apply(model, self.options.dtype)
         if self.options.weight_dtype is not None:
-            model = quantize_weights(model, self.options.weight_dtype, self._rounding)
+            model = quantize_weights(model, self.options.weight_dtype, self.rounding)
         return model
 
     def _largest(self, axis: str) -> int:
@@ -389,6 +393,7 @@ class OpenedModule:
             "dtype": self.options.dtype,
             "layers": layers,
             "options": recorded(self.options) | ({} if self.origin.entry is None else {"entry": self.origin.entry}),
+            "token_limits": {x.name: x.limit for x in self.inputs if x.limit is not None and "int" in x.dtype},
             "checkpoint_sha256": self.origin.weights_sha256,
             "checkpoint_name": self.origin.weights,
             "factory_sha256": self.origin.code_sha256,

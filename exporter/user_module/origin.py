@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...core.storage.module_places import remember
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -37,3 +39,10 @@ class Origin:
     code: Path | None = None
     code_sha256: str = ""
     factory: str = ""
+
+
+def remember_origin(origin: Origin) -> None:
+    """Note in the user's own cache where the code of a module is, so that later comparisons find it."""
+    if origin.code is not None:
+        note = {"code": str(origin.code), "factory": origin.factory, "folder": str(Path.cwd())}
+        remember(origin.code_sha256, origin.name, origin.kwargs, note)

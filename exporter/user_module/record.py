@@ -91,6 +91,10 @@ def record(
 
     Raises:
         UsageError: the module does not take the inputs, returns no tensors or NaN, or the file cannot be written.
+
+    Examples:
+        >>> localattn.record(module, {"tokens": tokens}, "golden.npz").files[0].name
+        'golden.npz'
     """
     path, notes = Path(path), []
     if not isinstance(module, nn.Module):

@@ -80,6 +80,16 @@ class Session(ABC):
         """
         return self._execute(check_inputs(self.inputs, inputs))
 
+    def run_in_part(self, inputs: Mapping[str, NDArray[Any]], part: Callable[[NDArray[Any]], NDArray[Any]]) -> Arrays:
+        """Run the model once, and keep a part of each output; inputs and errors as of `run`.
+
+        Args:
+            inputs: as of `run`.
+            part: called with each output, whose memory may be another's afterwards; returns a copy of what is kept, or
+                the output itself.
+        """
+        return {name: part(output) for name, output in self.run(inputs).items()}
+
     def run_on_gpu(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run the model once on arrays in GPU memory, and leave the results there; sessions of engines can.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...core.error_texts import HOW_TO_EXPORT_STEPS
 from ...core.errors import UsageError
-from ...core.tensors import TensorSpec
+from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
 
 if TYPE_CHECKING:
@@ -49,13 +51,37 @@ def step_record(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPO
         UsageError: there are none, because the file needs whole sequences.
     """
     if sidecar.step is None:
-        checkpoint = sidecar.checkpoint_name or "CHECKPOINT"
+        checkpoint = _module_of(sidecar) if ":" in sidecar.class_name else sidecar.checkpoint_name or "CHECKPOINT"
+        ahead = any(not window.causal for window in sidecar.windows)
         raise UsageError(
             f"{name} is not a step file.",
             why=f"It needs whole sequences of {sidecar.seq_len} positions and has no caches.",
-            fix=how.replace("CHECKPOINT", checkpoint),
+            fix="None can be made of its model: its attention is not causal, so each output depends on later tokens."
+            if ahead
+            else how.replace("CHECKPOINT", checkpoint),
         )
     return sidecar.step
+
+
+def _module_of(sidecar: Sidecar) -> str:
+    """Return the words that export a module of the user's own again: its function, weights and inputs."""
+    words = ["--factory", sidecar.class_name]
+    if sidecar.kwargs:
+        words += ["--factory-args", json.dumps(sidecar.kwargs)]
+    words += ["--weights", sidecar.checkpoint_name] if sidecar.checkpoint_name else []
+    sizes = {BATCH: sidecar.batch, SEQUENCE: sidecar.seq_len}
+    for spec in sidecar.inputs:
+        usual = (BATCH, SEQUENCE, *[""] * len(spec.shape))
+        named = [size if isinstance(size, str) else name for name, size in zip(usual, spec.shape, strict=False)]
+        axes = [
+            f"{name}={sizes.get(name, 1) if isinstance(size, str) else size}" if name else str(size)
+            for name, size in zip(named, spec.shape, strict=True)
+        ]
+        words += ["--input", f"{spec.name}:{_FP32.get(spec.dtype, spec.dtype)}:[{','.join(axes)}]"]
+    return " ".join(map(shlex.quote, words))
+
+
+_FP32 = {"float16": "float32"}
 
 
 def other_tensors(file: Described, record: StepRecord) -> tuple[list[TensorSpec], TensorSpec]:

@@ -81,6 +81,11 @@ class StepSession(ABC):
         self._ousted: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._specs = {chunk: [self.resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
 
+    def __repr__(self) -> str:
+        """Return where it runs, its inputs, and how far it is."""
+        takes = "; ".join(spec.describe() for spec in self.inputs)
+        return f"<{type(self).__name__} on {self.backend}, {self.provider}: {takes}; at position {self.position}>"
+
     @property
     def max_positions(self) -> int | None:
         """The number of positions; None for an older file, which has no limit."""

@@ -95,7 +95,7 @@ def run_bench(request: BenchRequest, step: Step = lambda _: None) -> BenchReport
     return BenchReport(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=machine(),
-        versions=installed(("localattn", "numpy", *registry.distributions())),
+        versions=installed(("localattn", "numpy", *registry.distributions(), *(("torch",) if request.module else ()))),
         settings=BenchSettings(
             duration=request.duration,
             iterations=request.iterations,
@@ -140,7 +140,9 @@ class _Inputs:
 
 
 def _start(request: BenchRequest, candidate: Candidate, label: str, stack: ExitStack, inputs: _Inputs) -> _Runner:
-    process = stack.enter_context(WorkerProcess(label))
+    process = stack.enter_context(
+        WorkerProcess(label) if candidate.module is None else WorkerProcess(label, candidate.module.worker)
+    )
     opened = process.open(candidate, cuda_graph=request.cuda_graph)
     specs = [TensorSpec(spec["name"], spec["dtype"], tuple(spec["shape"])) for spec in opened["inputs"]]
     path, sizes = inputs.choose(candidate, specs)
@@ -179,7 +181,7 @@ def _rows(request: BenchRequest, runners: Sequence[_Runner], memory: Mapping[str
         rows.append(
             BenchRow(
                 label=runner.label,
-                model=runner.candidate.model.name,
+                model=runner.candidate.name,
                 backend=runner.opened["backend"],
                 provider=runner.opened["provider"],
                 plugin=Path(runner.opened["plugin"]).name if runner.opened["plugin"] else None,
@@ -207,7 +209,7 @@ def _profiles(request: BenchRequest, runners: Sequence[_Runner], step: Step) -> 
     from .profile import profile_candidate
 
     profiles = []
-    for runner in runners:
+    for runner in (x for x in runners if x.candidate.module is None):
         step(f"Profiling {runner.label}")
         profiles.append(profile_candidate(runner.candidate, runner.label, runner.inputs, request.top))
     return profiles

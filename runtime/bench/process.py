@@ -30,9 +30,9 @@ root = Path(sys.argv[1])
 spec = importlib.util.spec_from_file_location("localattn", root / "__init__.py", submodule_search_locations=[str(root)])
 sys.modules["localattn"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["localattn"])
-from localattn.runtime.bench.worker import main
-main()
+importlib.import_module(sys.argv[2]).main()
 """
+_WORKER = "localattn.runtime.bench.worker"
 
 
 class WorkerProcess:
@@ -40,13 +40,14 @@ class WorkerProcess:
 
     Args:
         label: of the candidate, for errors.
+        worker: the module whose `main` answers the requests.
     """
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, worker: str = _WORKER) -> None:
         self._label = label
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(_PACKAGE)],
+            [sys.executable, "-c", _START, str(_PACKAGE), worker],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -54,7 +55,14 @@ class WorkerProcess:
         self._read = b""
 
     def open(self, candidate: Candidate, *, cuda_graph: bool = False, profile: str | None = None) -> dict[str, Any]:
-        """Open a candidate's file as `Worker.open` does, and return its answer; errors as of `ask`."""
+        """Open a candidate as its worker does, and return its answer; errors as of `ask`."""
+        if candidate.module is not None:
+            return self.ask(
+                "open_module",
+                model=str(candidate.model),
+                threads=candidate.threads,
+                made_by=candidate.module.made_by(),
+            )
         return self.ask(
             "open",
             model=str(candidate.model),

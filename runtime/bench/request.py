@@ -21,6 +21,35 @@ ROUNDS = 12
 
 
 @dataclass(frozen=True)
+class TorchModule:
+    """The module that the first model was exported from, which PyTorch runs in a process of its own.
+
+    Args:
+        worker: the Python module whose `main` runs it; this package never imports PyTorch.
+        factory: the function that makes it; None for the one of the export.
+        factory_args: its keyword arguments, JSON.
+        weights: the checkpoint; None for the weights that the function makes.
+        entry: the set of weights of the checkpoint.
+    """
+
+    worker: str
+    factory: str | None
+    factory_args: str | None
+    weights: Path | None
+    entry: str | None
+
+    def made_by(self) -> dict[str, str | None]:
+        """Return what the worker is told, in JSON types."""
+        weights = None if self.weights is None else str(self.weights.absolute())
+        return {"factory": self.factory, "factory_args": self.factory_args, "weights": weights, "entry": self.entry}
+
+    @property
+    def name(self) -> str:
+        """What it is called in reports."""
+        return f"{self.factory or (self.weights.name if self.weights else 'the module')} (PyTorch)"
+
+
+@dataclass(frozen=True)
 class BenchRequest:
     """What the user asked to measure.
 
@@ -42,6 +71,7 @@ class BenchRequest:
         top: rows of each table of a profile.
         inputs: an `.npz` file; None draws at random.
         seed: of the random inputs and of the order of turns.
+        module: the module that the first model was exported from, as one more candidate.
 
     Raises:
         UsageError: nothing to measure, or a number out of its range.
@@ -64,6 +94,7 @@ class BenchRequest:
     top: int = 15
     inputs: Path | None = None
     seed: int = 0
+    module: TorchModule | None = None
 
     def __post_init__(self) -> None:
         lists: dict[str, tuple[object, ...]] = {
@@ -120,12 +151,17 @@ class BenchRequest:
                 lengths,
             ):
                 combined.append(Candidate(model, provider, threads, length, plugin, runtime))
+        if self.module is not None:
+            combined += [
+                Candidate(self.models[0], "cpu", threads, length, module=self.module)
+                for threads, length in product(self.threads, lengths)
+            ]
         return combined
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One candidate; `seq_len` None is the model's own length."""
+    """One candidate; `seq_len` None is the model's own length, `module` what PyTorch runs instead of the model."""
 
     model: Path
     provider: str
@@ -133,6 +169,12 @@ class Candidate:
     seq_len: int | None
     plugin: str = "auto"
     runtime: str = "auto"
+    module: TorchModule | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in reports, without the options."""
+        return self.model.name if self.module is None else self.module.name
 
     def compared_with(self, candidates: Sequence[Candidate]) -> Candidate:
         """Return the candidate to compare with.
@@ -140,14 +182,14 @@ class Candidate:
         It is the first model's candidate under the most similar conditions; for the first model, the first candidate.
         """
         first = candidates[0]
-        if self.model == first.model:
+        if self.model == first.model and self.module is None:
             return first
 
         def unlike(other: Candidate) -> tuple[bool, ...]:
             names = ("seq_len", "provider", "threads", "plugin", "runtime")
             return tuple(getattr(self, name) != getattr(other, name) for name in names)
 
-        return min((other for other in candidates if other.model == first.model), key=unlike)
+        return min((x for x in candidates if x.model == first.model and x.module is None), key=unlike)
 
 
 def _is_free(model: Path) -> bool:
@@ -158,18 +200,24 @@ def _is_free(model: Path) -> bool:
 
 def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
     """Give each candidate a short name: its file, and the options in which the candidates differ."""
-    paths = {candidate.model for candidate in candidates}
+    files = [candidate for candidate in candidates if candidate.module is None]
+    paths = {candidate.model for candidate in files}
     by_name = len({path.name for path in paths}) == len(paths)
     parts: dict[Candidate, list[str]] = {
-        candidate: [candidate.model.name if by_name else str(candidate.model)] for candidate in candidates
+        candidate: [candidate.name if by_name or candidate.module else str(candidate.model)] for candidate in candidates
     }
     for option, worded in _WORDED.items():
-        if len({getattr(candidate, option) for candidate in candidates}) > 1:
+        of_files = option in _OF_FILES
+        if len({getattr(candidate, option) for candidate in (files if of_files else candidates)}) > 1:
             for candidate, words in parts.items():
+                if of_files and candidate.module is not None:
+                    continue
                 words.append(worded(getattr(candidate, option)))
     return {candidate: ", ".join(words) for candidate, words in parts.items()}
 
 
+# Options that PyTorch's module has not.
+_OF_FILES = ("provider", "plugin", "runtime")
 # How options appear in names of candidates, in this order.
 _WORDED: dict[str, Callable[[Any], str]] = {
     "provider": str,

@@ -118,9 +118,8 @@ class Worker:
         return None if size is None or self._imports is None else max(0, size - self._imports)
 
 
-def serve(requests: IO[str], answers: IO[str]) -> None:
+def serve(requests: IO[str], answers: IO[str], worker: Worker) -> None:
     """Answer requests until `end` or the end of the input; errors are sent as answers too."""
-    worker = Worker()
     for line in requests:
         request = json.loads(line)
         verb = request.pop("verb")
@@ -138,9 +137,14 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
 
 
 def main() -> None:
+    """Serve on stdin and stdout."""
+    serve_as(Worker())
+
+
+def serve_as(worker: Worker) -> None:
     """Serve on stdin and stdout; what an engine prints on stdout goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     process.owned = True
-    serve(sys.stdin, answers)
+    serve(sys.stdin, answers, worker)

@@ -127,13 +127,12 @@ def read_model_part(path: Path) -> ModelPart:
             fix="Export the model again.",
         )
     for name in (path.name, *summary.external_data):
-        if path_problem(name) or "/" in name:
-            why = f"One of its files is called {name[:100]!r}."
-            raise UsageError(
-                f"Cannot bundle {path}.",
-                why=why,
-                fix="External data must be in the model's folder, under a plain name.",
-            )
+        problem = path_problem(name) or ("is in another folder" if "/" in name else "")
+        if problem:
+            fix = "Rename the file and its sidecar: a bundle is for any file system."
+            if name != path.name:
+                fix = "External data must be in the model's folder, under a plain name."
+            raise UsageError(f"Cannot bundle {path}.", why=f"The name {name[:100]!r} {problem}.", fix=fix)
     if summary.missing_external_data:
         why = f"{summary.missing_external_data[0]} is missing in its folder."
         raise UsageError(f"{path} is incomplete.", why=why, fix="Copy the data file together with the model.")

@@ -18,8 +18,13 @@ from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
 from ..backends.step_file import data_inputs, other_tensors, step_record
+from ..generation.defaults import TOKENIZER_CONFIG
+from ..generation.tokenizer import TOKENIZER
 from .parts import ModelPart
 from .place import BundleFiles
+from .web_text import FILES as TEXT_FILES
+from .web_text import HOME as TEXT
+from .web_text import page_text
 
 # The folder of the page, and that of the ONNX files which it loads.
 HOME = "web"
@@ -89,8 +94,15 @@ def write_page(files: BundleFiles, runtime: Path, version: str, models: Sequence
         runtime: the folder of onnxruntime-web's npm package.
         version: of it.
         models: the step file, and the file that takes prompts in chunks if there is one.
+
+    Raises:
+        UsageError: the page's libraries do not read the tokenizer or the chat template in the model's folder.
     """
-    paths = []
+    paths, text = [], page_text(models[0].path.parent)
+    if text is not None:
+        for source in sorted(TEXT_FILES.iterdir()):
+            files.take(source, f"{HOME}/{TEXT}/{source.name}", "web")
+            paths.append(f"{TEXT}/{source.name}")
     for source in sorted(PAGE_FILES.iterdir()):
         files.take(source, f"{HOME}/{source.name}", "web")
         paths.append(source.name)
@@ -98,6 +110,8 @@ def write_page(files: BundleFiles, runtime: Path, version: str, models: Sequence
         files.take(runtime / "dist" / name, f"{HOME}/onnxruntime-web/{name}", "runtime")
         paths.append(f"onnxruntime-web/{name}")
     names = sorted({path.name for model in models for path in model.files})
+    if text is not None:
+        names += [name for name in (TOKENIZER, TOKENIZER_CONFIG) if (models[0].path.parent / name).is_file()]
     written = [f"{HOME}/{path}" for path in paths] + [f"{MODELS}/{name}" for name in names]
     digests = {path: files.digest(path) for path in written}  # so that a browser's copy belongs to one bundle only
     paths += sorted(map(_address, names))
@@ -109,12 +123,12 @@ def write_page(files: BundleFiles, runtime: Path, version: str, models: Sequence
         "vocabulary": int(logits.shape[-1]),
         "step": step,
         "prefill": prefill[0] if prefill else None,
+        "text": text,
         "onnxruntime_web": version,
         "digest": hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest(),
         "files": paths,
     }
-    text = json.dumps(page, indent=1) + "\n"
-    files.add(f"{HOME}/page.json", text.encode(), "web")
+    files.add(f"{HOME}/page.json", (json.dumps(page, indent=1) + "\n").encode(), "web")
 
 
 def _address(name: str) -> str:

@@ -202,6 +202,13 @@ class Generator:
         limit = self.session.max_positions
         return None if limit is None else max(0, limit - prompt_length + 1)
 
+    def _for_more(self, positions: int) -> str:
+        """Say how to export for more positions, where their number was chosen at the export; else ""."""
+        sidecar = self.session.sidecar
+        if sidecar is None or not (sidecar.kwargs.get("max_length") or sidecar.factory_sha256):
+            return ""
+        return f" Or export it for more positions: {argument('seq_len', positions)}."
+
     def generate(
         self,
         prompt: ArrayLike,
@@ -258,7 +265,8 @@ class Generator:
             raise UsageError(
                 f"{max_tokens} tokens after a prompt of {length} do not fit the model.",
                 why=self.session.record.why_positions_end,
-                fix=f"Generate at most {room}, or give a shorter prompt." if room else "Give a shorter prompt.",
+                fix=(f"Generate at most {room}, or give a shorter prompt." if room else "Give a shorter prompt.")
+                + self._for_more(length + max_tokens),
             )
         count = room if max_tokens is None else max_tokens
         rows = range(first_row, first_row + self.batch)

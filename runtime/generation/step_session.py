@@ -63,6 +63,11 @@ def open_step(
         UsageError: no such file, no step file, no sidecar, files that do not belong together.
         CheckFailed: a file was altered after its sidecar was written.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
+
+    Examples:
+        >>> step = localattn.open_step("step.onnx")
+        >>> step.consume({"tokens": tokens[:, :10].numpy()}).shape
+        (1, 1, 256)
     """
     from ...core.documents.sidecar import sidecar_path
 

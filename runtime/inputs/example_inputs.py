@@ -12,7 +12,7 @@ from ...core.errors import UsageError
 from ...core.tensors import TensorSpec, named_sizes
 from ..session import Arrays
 from .arrays import random_inputs
-from .vocabulary import check_tokens, vocabulary
+from .vocabulary import allowed_tokens, check_tokens, vocabulary
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
@@ -81,7 +81,7 @@ def check_call(inputs: Mapping[str, Any], sidecar: Sidecar | None, source: str =
     tokens = dict(inputs)
     if step is not None and step.position_input in tokens:
         _check_position(np.asarray(tokens.pop(step.position_input)), step, source)
-    check_tokens(tokens, vocabulary(sidecar), source)
+    check_tokens(tokens, allowed_tokens(sidecar), source)
 
 
 def _check_position(given: NDArray[Any], step: StepRecord, source: str) -> None:

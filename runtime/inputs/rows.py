@@ -11,6 +11,7 @@ The second finds what a tolerance would pass over: a scale, a mean or a maximum 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +52,11 @@ def spans_the_batch(proto: ModelProto) -> bool:
 
 
 def check_rows(
-    run: Run, examples: Iterable[Mapping[str, NDArray[Any]]], dtype: str, spans: bool = False
+    run: Run,
+    examples: Iterable[Mapping[str, NDArray[Any]]],
+    dtype: str,
+    spans: bool = False,
+    pairs: Iterable[Mapping[str, NDArray[Any]]] = (),
 ) -> CheckRecord:
     """Try whether the rows of axis 0 are independent.
 
@@ -60,6 +65,7 @@ def check_rows(
         examples: inputs that the model takes, of one or several lengths; rows are drawn from their values.
         dtype: of the model, "fp32", "fp16" or "bf16": chooses the tolerance.
         spans: the file computes scales over the whole batch (`spans_the_batch`).
+        pairs: more such inputs, long ones of a slow model: only a pair of rows is compared with one of them alone.
 
     Returns:
         A record: "passed" where rows are independent, else "not proven" with the reason.
@@ -76,10 +82,11 @@ def check_rows(
         )
     tolerance = tolerance_for(dtype, None, None)
     worst, count = 0.0, 0
-    for number, example in enumerate(examples):
+    given = chain(((example, False) for example in examples), ((example, True) for example in pairs))
+    for number, (example, pair) in enumerate(given):
         drawn = _Rows(example, np.random.default_rng(number))
         try:
-            for found in drawn.compare(run, tolerance):
+            for found in drawn.compare_pair(run, tolerance) if pair else drawn.compare(run, tolerance):
                 if isinstance(found, str):
                     return record("not proven", found)
                 worst, count = max(worst, found), count + 1
@@ -123,14 +130,11 @@ class _Rows:
         """Yield the largest difference of each comparison, or the reason why rows are not independent."""
         rows = self.draw(_COUNT)
         together = run(rows)
-        for name, array in together.items():
-            if array.ndim == 0 or len(array) != _COUNT:
-                yield f"output {name!r} has no row for each row of the inputs"
-                return
+        if (found := self._lacks_rows(together, _COUNT)) is not None:
+            yield found
+            return
         for row in range(_COUNT):
-            alone = run({name: array[[row]] for name, array in rows.items()})
-            for name, array in alone.items():
-                yield self._distance(name, together[name][[row]], array, tolerance)
+            yield from self._alone(run, rows, row, together, tolerance)
         for row in range(_COUNT):
             others = self.draw(_COUNT, _LOUD if row % 2 else 1.0)
             for name, array in rows.items():
@@ -140,10 +144,38 @@ class _Rows:
         if not shown:
             yield "two rows of random inputs gave the same outputs, which proves nothing"
 
+    def compare_pair(self, run: Run, tolerance: Tolerance) -> Iterator[float | str]:
+        """Yield the difference of the last of two rows from that row alone, or the reason as `compare` does."""
+        rows = self.draw(2)
+        together = run(rows)
+        if (found := self._lacks_rows(together, 2)) is not None:
+            yield found
+            return
+        kept = {name: array[[1]] for name, array in together.items()}
+        del together  # logits of a large vocabulary are large
+        yield from self._alone(run, {name: array[[1]] for name, array in rows.items()}, 0, kept, tolerance)
+
+    def _alone(
+        self, run: Run, rows: Arrays, row: int, together: Mapping[str, NDArray[Any]], tolerance: Tolerance
+    ) -> Iterator[float | str]:
+        """Yield for each output how far a row in the batch is from the row alone."""
+        for name, array in run({name: array[[row]] for name, array in rows.items()}).items():
+            yield self._distance(name, together[name][row : row + 1], array, tolerance)
+
+    @staticmethod
+    def _lacks_rows(together: Mapping[str, NDArray[Any]], count: int) -> str | None:
+        """Name an output that has no row for each row of the inputs; None if all have."""
+        for name, array in together.items():
+            if array.ndim == 0 or len(array) != count:
+                return f"output {name!r} has no row for each row of the inputs"
+        return None
+
     @staticmethod
     def _distance(name: str, joined: NDArray[Any], alone: NDArray[Any], tolerance: Tolerance) -> float | str:
         if joined.shape != alone.shape:
             return f"a row of output {name!r} is {list(joined.shape)} in a batch and {list(alone.shape)} alone"
+        if not _differ(joined, alone) and np.isfinite(joined).all():
+            return 0.0
         if not np.array_equal(np.isfinite(joined), np.isfinite(alone)):
             return f"output {name!r} is not finite in different places than alone"
         finite = np.isfinite(joined)
@@ -188,4 +220,8 @@ class _Rows:
 
 
 def _differ(first: NDArray[Any], second: NDArray[Any]) -> bool:
-    return first.shape != second.shape or first.tobytes() != second.tobytes()
+    """Return whether two arrays differ in a bit; the bits of zeros and of NaN count too."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return True
+    bits, others = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (first, second))
+    return not np.array_equal(bits, others)

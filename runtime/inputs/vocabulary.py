@@ -18,9 +18,19 @@ _VOCABULARY = ("num_tokens", "vocab_size")
 
 
 def vocabulary(sidecar: Sidecar | None) -> int | None:
-    """Return one more than the largest token from a sidecar; None without one, or for embeddings."""
+    """Return one more than the largest token from a sidecar; None without one, or for embeddings.
+
+    Of a module of the user's own with several inputs of integers, the smallest limit.
+    """
+    if sidecar is not None and sidecar.token_limits:
+        return min(sidecar.token_limits.values())
     sizes = [] if sidecar is None else [sidecar.kwargs.get(name) for name in _VOCABULARY]
     return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool)), None)
+
+
+def allowed_tokens(sidecar: Sidecar | None) -> int | Mapping[str, int] | None:
+    """Return what `check_tokens` takes: a limit of each input where a sidecar has them, else one of all."""
+    return vocabulary(sidecar) if sidecar is None or not sidecar.token_limits else sidecar.token_limits
 
 
 def rows_of_table(file: OnnxFile) -> int | None:
@@ -41,14 +51,14 @@ def rows_of_table(file: OnnxFile) -> int | None:
     return min(found, default=None)
 
 
-def check_tokens(inputs: Mapping[str, Any], limit: int | None, source: str = "") -> None:
+def check_tokens(inputs: Mapping[str, Any], limit: int | Mapping[str, int] | None, source: str = "") -> None:
     """Refuse tokens outside the vocabulary.
 
     The graph would not: a negative index counts from the end of the embedding, and a GPU may read zeros.
 
     Args:
         inputs: arrays; integers are tokens.
-        limit: one more than the largest; None checks nothing.
+        limit: one more than the largest, or that of each input; None checks nothing.
         source: where they come from, for the error.
 
     Raises:
@@ -58,14 +68,16 @@ def check_tokens(inputs: Mapping[str, Any], limit: int | None, source: str = "")
         return
     of = f" of {source}" if source else ""
     for name, array in inputs.items():
+        most = limit if isinstance(limit, int) else limit.get(name)
         if (
-            name not in {*INTEGER_MASKS, POSITION_IDS}
+            most is not None
+            and name not in {*INTEGER_MASKS, POSITION_IDS}
             and array.dtype.kind in "iu"
             and array.size
-            and not 0 <= array.min() <= array.max() < limit
+            and not 0 <= array.min() <= array.max() < most
         ):
             raise UsageError(
                 f"Input {name!r}{of} holds tokens outside the vocabulary.",
-                why=f"They range from {array.min()} to {array.max()}; the model has {limit} tokens.",
-                fix=f"Use tokens from 0 to {limit - 1}.",
+                why=f"They range from {array.min()} to {array.max()}; the model has {most} tokens.",
+                fix=f"Use tokens from 0 to {most - 1}.",
             )

@@ -37,7 +37,7 @@ Rows = Callable[[str, NDArray[Any], NDArray[Any]], NDArray[np.bool_] | None]
 
 
 class Compared(NamedTuple):
-    """The candidate's outputs, the reference's outputs (whole or in part), and one comparison for each."""
+    """The candidate's outputs, the reference's outputs, each whole or in part, and one comparison for each."""
 
     outputs: Arrays
     expected: Arrays
@@ -51,6 +51,7 @@ def compare(
     tolerance: Tolerance | Callable[[NDArray[Any]], Tolerance],
     *,
     spread: bool = False,
+    whole: bool = False,
     expected: Arrays | None = None,
     rows: Rows | None = None,
 ) -> Compared:
@@ -62,6 +63,7 @@ def compare(
         inputs: for both.
         tolerance: how far apart they may be; or a function that says so for an expected output.
         spread: record how the errors are distributed by size and along the sequence.
+        whole: return the candidate's outputs whole, and not only the part that the reference computes.
         expected: the reference's outputs on these inputs, where they are known.
         rows: chooses the rows of an output that count; by default those that the reference counts.
 
@@ -69,7 +71,8 @@ def compare(
         CheckFailed: the candidate lacks an output, or it has another shape than the reference's.
         UsageError: one of them does not take the inputs.
     """
-    outputs = candidate.run(inputs)
+    sample = reference.sample(inputs)
+    outputs = candidate.run(inputs) if whole or spread else candidate.run_sampled(inputs, sample)
     if expected is None:
         expected = reference.run(inputs)
     missing = [name for name in expected if name not in outputs]
@@ -78,11 +81,10 @@ def compare(
             f"{candidate.name} has no output {missing[0]!r}.",
             why=f"{candidate.name} returns {', '.join(outputs)}; {reference.name} returns {', '.join(expected)}.",
         )
-    sample = reference.sample(inputs)
     comparisons = []
     for name, wanted in expected.items():
         sequence = _sequence(candidate, reference, name, outputs[name].shape, inputs, sample) if spread else None
-        sampled = take_sample(outputs[name], sample)
+        sampled = take_sample(outputs[name], sample) if whole or spread else outputs[name]
         criterion = tolerance(wanted) if callable(tolerance) else tolerance
         kept = reference.counted(inputs, wanted.shape) if rows is None else rows(name, sampled, wanted)
         comparisons.append(compare_arrays(name, sampled, wanted, criterion, kept, sequence))
@@ -147,7 +149,9 @@ def compare_golden(
         check_type(golden.path, name, wanted, actual)
         return kept_rows(mask, wanted.shape) if skip_masked else None
 
-    for sample in golden.bind(candidate.inputs, candidate.outputs, candidate.token_limit, candidate.limits):
+    for sample in golden.bind(
+        candidate.inputs, candidate.outputs, candidate.token_limits or candidate.token_limit, candidate.limits
+    ):
         refused = candidate.refuses(sample.inputs)
         if refused is not None:
             raise UsageError(f"{candidate.name} does not accept {sample.name}.", why=f"{refused}.", fix=_LENGTHS)
@@ -256,7 +260,7 @@ def compare_models(
         for mode in candidate.modes():
             progress(f"Comparing: {inputs.name}{mode.mode}")
             outputs, expected, comparisons = compare(
-                mode, reference, inputs.arrays, tolerance, spread=inputs.largest, expected=expected
+                mode, reference, inputs.arrays, tolerance, spread=inputs.largest, whole=True, expected=expected
             )
             missed = missed or not all(comparison.passed for comparison in comparisons)
             report.take(inputs.name + mode.mode, inputs.arrays, outputs, comparisons)
@@ -272,7 +276,7 @@ def compare_models(
     report.judged_on = sets.describe()
     report.range = range_of(request, candidate, report.judged_on)
     if not report.with_reference:
-        why = f"{refusal}." if refusal else "There are no inputs to compare on."
+        why = f"{refusal.rstrip('.')}." if refusal else "There are no inputs to compare on."
         raise UsageError("No set of inputs was accepted by both.", why=why, fix="Give inputs of other lengths.")
     if meter is not None:
         report.tolerance = with_baseline(tolerance, meter.result())

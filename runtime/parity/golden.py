@@ -78,7 +78,7 @@ class Golden:
         self,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[str],
-        token_limit: int | None = None,
+        token_limit: int | Mapping[str, int] | None = None,
         limits: Limits = lambda name, axis: (1, None),
     ) -> Iterator[GoldenSample]:
         """Separate inputs from outputs by the names that a file has for them, and yield the samples.
@@ -86,7 +86,7 @@ class Golden:
         Args:
             inputs: of the exported file; dynamic axes have names.
             outputs: names of its outputs.
-            token_limit: size of the vocabulary; None where unknown.
+            token_limit: size of the vocabulary, or that of each input; None where unknown.
             limits: the smallest and the largest size of a dynamic axis, by input and axis.
 
         Raises:

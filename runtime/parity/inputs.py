@@ -197,7 +197,7 @@ class InputSets:
                 raise
             why = f"{error.why} A step file is compared on a whole sequence, without its position and caches."
             raise UsageError(error.what, why=why, fix=error.fix) from error
-        check_tokens(given, self._tokens)
+        check_tokens(given, next((x.token_limits for x in self._runners if x.token_limits), self._tokens))
         return given
 
     def _choose(self, windows: Sequence[WindowGeometry]) -> list[Sizes]:

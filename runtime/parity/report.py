@@ -15,6 +15,7 @@ from ...core.documents.proof import likely, not_proven
 from ...core.documents.report import Report
 from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar
 from ...core.documents.window_view import WindowView
+from ...core.error_texts import argument
 from ...core.errors import CheckFailed
 from ...core.tolerance import Tolerance
 from ...onnx_graph.onnx_file import OnnxFile
@@ -131,6 +132,7 @@ class ParityReport(Report):
         golden_count: how many comparisons, the first ones, are with golden outputs.
         golden_tolerance: the criterion of these; None without any.
         unproven: arguments that the weights do not determine, and that no golden outputs proved.
+        fits: which other values would give golden outputs that differ, or that none of those tried does.
         saved: files of arrays that were written.
         range: whether values of fp16 stayed within its range; None where that was not watched.
         alone: names of the inputs that are also judged separately.
@@ -154,6 +156,7 @@ class ParityReport(Report):
     golden_count: int = 0
     golden_tolerance: Tolerance | None = None
     unproven: list[str] = field(default_factory=list)
+    fits: str = ""
     saved: list[Path] = field(default_factory=list)
     compared_windows: list[dict[str, Any]] = field(default_factory=list)
     range: CheckRecord | None = None
@@ -236,7 +239,10 @@ class ParityReport(Report):
     def warnings(self) -> list[str]:
         """What these comparisons do not prove, or the likely cause if golden outputs differ."""
         if self.golden is not None and self.golden.status == "failed":
-            return [f"golden outputs differ. {likely(self.unproven)}"]
+            more = self.fits
+            if self.reference.kind == "golden" and self.unproven:
+                more = f"With {argument('against')} and the checkpoint, other values of them are tried."
+            return [" ".join(filter(None, ("golden outputs differ.", more, likely(self.unproven))))]
         _, why = unproven_outputs(self.overall().values(), self.tolerance)
         doubts = [f"{self.model}: {why}"] if why and self.passed else []
         return [*doubts, *not_proven(self.unproven, str(self.model))]

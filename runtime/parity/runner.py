@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +65,7 @@ class Runner(ABC):
         outputs: names of what a run returns.
         batch: sequences a call where that is dynamic, as at export; None where unknown.
         token_limit: size of the vocabulary; None where unknown.
+        token_limits: that of each input of integers, where they may differ.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Runner(ABC):
     outputs: Sequence[str] = ()
     batch: int | None = None
     token_limit: int | None = None
+    token_limits: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def run(self, inputs: Arrays) -> Arrays:
@@ -145,6 +148,7 @@ class FileRunner(Runner):
         self.notes = list(session.notes)
         self.batch = None if self.sidecar is None else self.sidecar.batch
         self.token_limit = vocabulary(self.sidecar)
+        self.token_limits = {} if self.sidecar is None else self.sidecar.token_limits
         takes_tokens = any(spec.dtype.startswith("int") for spec in session.inputs)
         if takes_tokens and self.token_limit is None and self.engine is None and file is not NO_FILE:
             self.token_limit = rows_of_table(OnnxFile.read(file))
@@ -232,7 +236,11 @@ class SessionRunner(FileRunner):
 
     def run(self, inputs: Arrays) -> Arrays:
         """Run the file once on cast inputs."""
-        outputs = self.session.run(cast_to(inputs, self.inputs))
+        return self.run_sampled(inputs, {})
+
+    def run_sampled(self, inputs: Arrays, sample: Sample) -> Arrays:
+        """Run the file once on cast inputs, and keep the sampled part of its outputs alone."""
+        outputs = self.session.run_in_part(cast_to(inputs, self.inputs), lambda output: take_sample(output, sample))
         if self._rests:
             self.session.rest()
         return outputs

@@ -218,7 +218,7 @@ def test_verbose_shows_the_traceback(tmp_path: Path, localattn: Command) -> None
 
 
 def test_demo(tmp_path: Path, localattn: Command) -> None:
-    finished = localattn("demo", "-o", tmp_path, "--rows", 4, "--length", 8, "--format", "json")
+    finished = localattn("demo", "-o", tmp_path, "--rows", 4, "--max-tokens", 8, "--format", "json")
     document = json.loads(finished.out)
     assert finished.code == 0
     assert abs(document["bits_per_byte"] - document["bits_per_byte_in_pytorch"]) < 0.3

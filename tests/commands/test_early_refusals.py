@@ -15,7 +15,7 @@ REFUSED = {
     "a missing checkpoint": (["export", "missing.pt"], "Cannot read missing.pt."),
     "a name of the Hub": (["export", "nobody/gemma"], "hf download nobody/gemma --local-dir gemma"),
     "no token a call": (["export", "folder", "--mode", "step", "--chunk", "0"], "--chunk is 0."),
-    "no position": (["export", "folder", "--mode", "step", "--max-length", "0"], "--max-length is 0."),
+    "no position": (["export", "folder", "--mode", "step", "--seq-len", "0"], "--seq-len is 0."),
     "a chunk of whole sequences": (["export", "folder", "--chunk", "8"], "--chunk needs --mode step"),
     "a missing reference": (["parity", "model.onnx", "--against", "missing.pt"], "Cannot read missing.pt."),
     "nothing to bisect": (["bisect", "model.onnx", "--against", "missing.pt"], "Cannot read missing.pt."),
@@ -48,9 +48,9 @@ def test_no_refusal_waits_for_pytorch(name: str, tmp_path: Path) -> None:
     assert "Loading PyTorch" not in done.stderr
 
 
-@pytest.mark.parametrize(("mode", "size"), [("step", "max_length"), ("full", "seq_len")])
+@pytest.mark.parametrize("mode", ["step", "full"])
 def test_more_positions_than_the_model_has_are_refused_before_its_weights_are_read(
-    mode: str, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
     import localattn
@@ -67,6 +67,6 @@ def test_more_positions_than_the_model_has_are_refused_before_its_weights_are_re
 
     monkeypatch.setattr(weights, "load_model", read)
     with pytest.raises(UsageError, match="has 64 positions"):
-        localattn.export(folder, tmp_path / "model.onnx", mode=mode, **{size: 65})  # type: ignore[arg-type]
+        localattn.export(folder, tmp_path / "model.onnx", mode=mode, seq_len=65)  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="were read"):
-        localattn.export(folder, tmp_path / "model.onnx", mode=mode, **{size: 64})  # type: ignore[arg-type]
+        localattn.export(folder, tmp_path / "model.onnx", mode=mode, seq_len=64)  # type: ignore[arg-type]

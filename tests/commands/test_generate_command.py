@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -15,9 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localattn.commands.parts.token_output import printable
+from localattn.commands.generate import _read_prompt
+from localattn.commands.parts.token_output import printable, writer_for
+from localattn.core.documents.sidecar import Sidecar
+from localattn.core.errors import UsageError
+from localattn.runtime.backends.step_file import step_record
 from localattn.runtime.generation.generator import Generator
 
+from ..support.generate_terminal import Terminal, hears_ctrl_c
 from ..support.models import step_model
 
 COMMAND = [sys.executable, "-m", "localattn.cli", "generate"]
@@ -138,47 +142,6 @@ def test_a_prefill_file_left_behind_is_told(words, localattn):
     assert done.code == 0 and "model_step.prefill.onnx is missing in the folder of model_step.onnx" in done.err
 
 
-def hears_ctrl_c():
-    """A test run in the background ignores SIGINT, and so would the commands it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-class Terminal:
-    """The command on a pseudo-terminal, and what it has shown."""
-
-    def __init__(self, *arguments):
-        self.master, slave = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "PYTHONUTF8": "1"}
-        self.process = subprocess.Popen(
-            [*COMMAND, *map(str, arguments)],
-            stdin=slave,
-            stdout=slave,
-            stderr=subprocess.PIPE,
-            env=environment,
-            preexec_fn=hears_ctrl_c,
-        )
-        os.close(slave)
-        self.shown = b""
-
-    def read_until(self, enough, seconds=60):
-        end = time.monotonic() + seconds
-        while not enough(self.shown) and time.monotonic() < end:
-            if select.select([self.master], [], [], 0.1)[0]:
-                try:
-                    self.shown += os.read(self.master, 65536)
-                except OSError:  # the other side is closed
-                    break
-            elif self.process.poll() is not None:
-                break
-        return self.shown
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stderr.close()
-        os.close(self.master)
-
-
 @pytest.fixture
 def terminal():
     opened = []
@@ -261,3 +224,27 @@ def test_printable_keeps_text_and_its_lines():
     marks = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
     assert all(printable(f"a{chr(mark)}b") == "a�b" for mark in marks), "they turn what follows around"
     assert printable("👩\u200d💻 नि\u200cक") == "👩\u200d💻 नि\u200cक", "joiners are part of the text"
+
+
+def test_a_stdout_or_stdin_of_text_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a program captures it, as `contextlib.redirect_stdout` does."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    writer = writer_for(bytes_model=True)
+    for token in "dé\n".encode():
+        writer.write(token)
+    writer.end()
+    assert sys.stdout.getvalue() == "dé\n\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("dé"))
+    assert _read_prompt(256, None, None, None) == list("dé".encode())
+
+
+def test_no_step_file_is_advised_where_none_can_be_made() -> None:
+    window = {"name": "a", "op_type": "WindowedAttention", "window_size": 4, "look_backward": 1, "look_forward": 1}
+    entries = {"class": "transformers.X", "kwargs": {}, "inputs": [], "outputs": [], "seq_len": 8, "batch": 1}
+    entries |= {"dtype": "fp32", "opset": 20, "function_body": True, "checkpoint_sha256": "", "checkpoint_name": "m"}
+    entries |= {"model_sha256": "", "created": ""}
+    for causal, said in ((True, "export m --mode step"), (False, "is not causal")):
+        windows = [{**window, "causal": causal, "exact_windowsize": True}]
+        with pytest.raises(UsageError) as refused:
+            step_record(Sidecar(**entries, windows=windows))
+        assert said in refused.value.fix

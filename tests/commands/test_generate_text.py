@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from localattn.commands.parts.token_output import printable
 from localattn.runtime.generation.generator import Generator
 
 from ..support import tokenizer_folder
+from ..support.generate_terminal import Terminal
 from ..support.models import step_model
-from ..support.tokenizer_folder import BOS, EOS, VOCABULARY
+from ..support.tokenizer_folder import BOS, END, EOS, USER, VOCABULARY
 
 pytest.importorskip("tokenizers")
 COMMAND = [sys.executable, "-m", "localattn.cli", "generate"]
@@ -114,6 +117,28 @@ def test_a_chat_goes_through_the_template(model: Path, localattn) -> None:
     system, user = (b"system: Be brief", b"Hi")
     assert document["prompt"] == [BOS, 258, *system, 259, 10, 258, *user, 259, 10, ord(">")]
     assert document["tokens"] == [greedy(model, document["prompt"], 4)]
+
+
+def test_on_a_terminal_a_chat_is_a_conversation(model: Path) -> None:
+    terminal = Terminal(model, "--chat", "--max-tokens", 4, "--temperature", 0, "-q")
+    try:
+        messages, shown = b"", b""
+        for said in ("Hi", "And?"):
+            shown += terminal.read_until(lambda text: text.endswith(b"> "))
+            terminal.type(f"{said}\n")
+            terminal.shown = b""
+            messages += b"<user>" + said.encode() + b"<end>\n"
+            ids = [BOS]
+            for part in re.split(b"(<user>|<end>)", messages):
+                ids += {b"<user>": [USER], b"<end>": [END]}.get(part, list(part))
+            answer = written(greedy(model, [*ids, ord(">")], 4))
+            messages += b"<user>" + answer.strip().encode() + b"<end>\n"
+            seen = terminal.read_until(lambda text: text.endswith(b"> "))
+            assert printable(answer) in seen.decode().replace("\r\n", "\n")
+        terminal.type("\x04")
+        assert terminal.process.wait(60) == 0
+    finally:
+        terminal.close()
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import shutil
 import subprocess
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,13 @@ import typer
 
 from localattn.cli import command_line
 from localattn.commands.parts.terminal.examples import EXAMPLES
+from localattn.commands.parts.terminal.help import FORMER
 from localattn.commands.parts.terminal.panels import OPTIONS
 
 from ..conftest import Finished
 
 Command = Callable[..., Finished]
+ROOT: Any = typer.Context(typer.main.get_command(command_line()), info_name="localattn")
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -59,6 +63,34 @@ def test_every_option_has_a_panel_and_flags_have_no_type(
     options = "".join(text for title, text in found.items() if title != "Arguments")
     assert not re.search(r"<bool>|range>|list\[|2147483647|9223372036854775807", options)
     assert EXAMPLES[words][0] in shown
+
+
+@pytest.mark.parametrize("words", [words for words, _ in commands()])
+def test_choices_and_whole_names_are_shown_at_80_columns(
+    words: str, localattn: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = localattn(*words.split(), "--help").out
+    told = " ".join(re.sub("[│\n]", " ", shown).split())
+    command = dict(commands())[words]
+    hints = typing.get_type_hints(inspect.unwrap(command.callback))
+    for option in (x for x in command.params if x.param_type_name == "option" and not x.hidden):
+        assert all(name in shown for name in (*option.opts, *option.secondary_opts)), option.opts
+        kinds = [hints.get(option.name), *typing.get_args(hints.get(option.name))]
+        choices = [choice for kind in kinds if typing.get_origin(kind) is typing.Literal for choice in kind.__args__]
+        assert all(re.search(rf"\b{re.escape(choice)}\b", told) for choice in choices), (option.name, choices)
+        for former in FORMER.get(words, {}):
+            assert former not in shown
+
+
+@pytest.mark.parametrize(("words", "former"), [(words, name) for words, names in FORMER.items() for name in names])
+def test_names_of_older_releases_still_work(words: str, former: str) -> None:
+    node: Any = dict(commands())[words]
+    today = FORMER[words][former]
+    values = [] if words == "demo" else ["m.onnx"]
+    for line in ([former, "5"], [f"{former}=5"]):
+        context = node.make_context(words, [*values, *line], parent=ROOT)
+        assert context.params[today.removeprefix("--").replace("-", "_")] == 5
 
 
 def test_the_tables_name_nothing_that_is_gone() -> None:

@@ -92,7 +92,7 @@ def test_step_files(tiny: Path, localattn: Command) -> None:
 
 
 def test_demo_says_what_its_export_says(tmp_path: Path, localattn: Command) -> None:
-    made = localattn("demo", "-o", tmp_path / "demo", "--rows", "1", "--length", "0", "--format", "json")
+    made = localattn("demo", "-o", tmp_path / "demo", "--rows", "1", "--max-tokens", "0", "--format", "json")
     agrees(made, True)
 
 

@@ -20,14 +20,17 @@ from torch import Tensor, nn
 
 import localattn as package
 from localattn import CheckFailed, UsageError, export, export_module, parity, record
+from localattn.exporter.user_module.factory import module_from_factory
 
 from ..conftest import Finished
+from ..support.own_module import tagger
 
 Command = Callable[..., Finished]
 # Sequences of 40 are five times as long as the longest window sees.
 LENGTH = 40
 TRUE = {"num_tokens": 23, "max_seq_len": LENGTH, "dim": 16, "depth": 1, "dim_head": 8, "heads": 2, "causal": True}
 TRUE |= {"local_attn_window_size": 4, "use_xpos": False, "num_residual_streams": 1}
+DEFAULTS = {"look_backward": 1, "shared_qk": False, "exact_windowsize": True}
 CHUNK = {"full": None, "step": 1}
 WRONG = {
     "window": {"local_attn_window_size": 5},
@@ -85,8 +88,9 @@ def test_a_wrong_argument_fails(made: Path, tmp_path: Path, argument: str, mode:
             chunk=CHUNK[mode],
         )
     assert failed.value.exit_code == 1
-    for name in WRONG[argument]:
-        assert name in failed.value.fix
+    ((name, wrong),) = WRONG[argument].items()
+    right = {**DEFAULTS, **TRUE}[name]
+    assert failed.value.fix.startswith("Tried: ") and f"{name} {right} (not {wrong})" in failed.value.fix
     assert not (tmp_path / "m.onnx").exists()
 
 
@@ -122,7 +126,7 @@ def test_a_wrong_file_fails_parity(made: Path, tmp_path: Path, localattn: Comman
     assert not report.passed and report.checks[0].status == "failed"
     assert "local_attn_window_size" in report.warnings[0] and "Likely wrong" in str(report)
     ended = localattn("parity", wrong.path, "--golden", made / "golden.npz")
-    assert ended.code == 1 and "FAILED" in ended.out and "Likely wrong" in ended.err
+    assert ended.code == 1 and "FAILED" in ended.out and "Likely wrong" in ended.err and "With --against" in ended.err
     ended = localattn("export", made / "model.pt", "--config", config, "--golden", made / "one.npz", "-o", "m.onnx")
     assert ended.code == 1 and "Likely wrong" in ended.err
 
@@ -260,7 +264,7 @@ def test_sizes_may_be_dynamic(made: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"config": made / "right.json", "golden": tmp_path / "g.npz", "dynamic": ("batch", "seq")}
     assert export(made / "model.pt", tmp_path / "m.onnx", **options).checks[0].status == "passed"
     with pytest.raises(UsageError, match="30 on its axis 'seq'"):
-        export(made / "model.pt", tmp_path / "n.onnx", max_seq_len=20, **options)
+        export(made / "model.pt", tmp_path / "n.onnx", seq_len=20, **options)
 
 
 class Wrapped(nn.Module):
@@ -390,3 +394,13 @@ def test_weights_that_were_rounded_to_bf16_are_not_the_model_that_was_recorded(
     finished = localattn("export", tmp_path / "model.pt", *options)
     assert finished.code == 1 and "golden outputs" in finished.err, finished.err
     assert "weights and golden outputs come from the same model" in finished.err and not (tmp_path / "m.onnx").exists()
+
+
+def test_another_window_of_an_own_module_is_found(tmp_path: Path) -> None:
+    folder = tagger()
+    module, _ = module_from_factory(f"{folder}/tagger.py:build", {"window": 6}, folder / "epoch.ckpt")
+    record(module, {"frames": torch.randn(1, 24, 6)}, tmp_path / "g.npz")
+    report = parity(
+        folder / "model.onnx", folder / "epoch.ckpt", golden=tmp_path / "g.npz", factory=f"{folder}/tagger.py:build"
+    )
+    assert not report.passed and "window_size 6 (not 4)" in report.warnings[0]

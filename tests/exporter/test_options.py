@@ -78,10 +78,12 @@ def test_sidecars_of_older_releases_have_todays_names() -> None:
 def test_a_request_has_every_option() -> None:
     chosen = ExportOptions(seq_len=9, mask=True, dynamic=["batch"], mode="step", chunk=4, checks="quick", opset=21)
     request = chosen.request(Path("m.pt"), Path("m.onnx"))
-    assert (request.shapes.seq_len, request.shapes.mask, request.dynamic) == (9, True, ("batch",))
+    assert (request.shapes.mask, request.dynamic) == (True, ("batch",))
     assert common(ExportRequest, replace(chosen, dynamic=("batch",))).items() <= vars(request).items()
     assert request.quick and request.precision == "fp32"
-    assert ExportOptions(max_seq_len=7).request(Path("m.pt"), Path("m.onnx")).shapes.seq_len == 7
+    assert (request.shapes.seq_len, request.shapes.max_length) == (None, 9)
+    whole = replace(chosen, mode="full", chunk=None).request(Path("m.pt"), Path("m.onnx"))
+    assert (whole.shapes.seq_len, whole.shapes.max_length) == (9, None)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +92,11 @@ def test_a_request_has_every_option() -> None:
         ({"mode": "steps"}, "Unknown mode"),
         ({"dtype": "float16"}, "Unknown dtype"),
         ({"checks": "few"}, "Unknown checks"),
-        ({"max_seq_len": 8}, "needs `dynamic="),
         ({"chunk": 4}, "needs `mode='step'`"),
-        ({"max_length": 4}, "needs `mode='step'`"),
         ({"mode": "step", "position_ids": True}, "`position_ids=True` cannot be combined with `mode='step'`"),
         ({"mode": "prefill", "attention_dtype": "fp8"}, "cannot be combined with `mode='prefill'`"),
         ({"mode": "step", "chunk": 0}, "`chunk` is 0"),
-        ({"mode": "step", "max_length": 0}, "`max_length` is 0"),
+        ({"mode": "step", "seq_len": 0}, "`seq_len` is 0"),
     ],
     ids=str,
 )

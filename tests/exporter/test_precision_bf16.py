@@ -110,7 +110,7 @@ def test_the_numbers_are_those_of_pytorchs_own_bf16(wide: Path, written: Path) -
     ("class_name", "kwargs", "options"),
     [
         pytest.param(TRANSFORMER, WIDE, ["--mask"], marks=pytest.mark.slow),
-        (TRANSFORMER, WIDE | {"causal": False}, ["--mask", "--dynamic", "batch,seq", "--max-seq-len", "24"]),
+        (TRANSFORMER, WIDE | {"causal": False}, ["--mask", "--dynamic", "batch,seq", "--seq-len", "24"]),
         pytest.param(TRANSFORMER, WIDE | {"use_dynamic_pos_bias": True}, [], marks=pytest.mark.slow),
         (TRANSFORMER, WIDE | {"num_tokens": None}, ["--seq-len", "64", "--batch", "2"]),
         pytest.param(

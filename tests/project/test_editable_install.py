@@ -69,7 +69,7 @@ def test_with_a_compiler_it_builds_kernels_that_the_demo_uses(tmp_path: Path) ->
     assert library.parent.name == host_arch()
     lend_packages(environment)
     checked = environment.document("plugin", "check", "--backend", "onnxruntime")
-    demo = environment.document("demo", "--rows", 2, "--length", 8)
+    demo = environment.document("demo", "--rows", 2, "--max-tokens", 8)
     assert checked["path"] == demo["plugin"] == str(library)
     timed = environment.document(
         *("bench", "localattn-demo/pybytes.onnx", "--plugin", "none,auto", "--threads", 1),

@@ -119,6 +119,6 @@ def test_an_installed_wheel_runs_the_demo(built: Built, tmp_path: Path) -> None:
     path, version = environment.run("python", "-c", "import localattn as l; print(l.__file__, l.__version__)").split()
     assert Path(path).is_relative_to(tmp_path) and version == VERSION
 
-    result = environment.document("demo", "--rows", 2, "--length", 8)
+    result = environment.document("demo", "--rows", 2, "--max-tokens", 8)
     assert all(check["status"] == "passed" for check in result["checks"]) and len(result["checks"]) == 6
     assert list(tmp_path.rglob("localattn-demo/pybytes.onnx"))

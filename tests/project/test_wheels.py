@@ -147,7 +147,7 @@ def test_a_package_without_a_library_is_found_out(pure: Path, tmp_path: Path) ->
         check_kernels(environment)
     with pytest.raises(NotRight, match="There is no plugin library"):
         check_plugin_library(environment)
-    said = environment.run("localattn", "demo", "--rows", "2", "--length", "0")
+    said = environment.run("localattn", "demo", "--rows", "2", "--max-tokens", "0")
     assert "Kernels: none" in said and "localattn plugin build --backend onnxruntime" in said.splitlines()[-1]
 
 

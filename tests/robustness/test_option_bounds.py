@@ -180,7 +180,6 @@ REAL = [
     ("export", "--dim-head"),
     ("export", "--opset"),
     ("export", "--chunk"),
-    ("export", "--max-seq-len"),
     ("build", "--workspace"),
 ]
 
@@ -192,7 +191,6 @@ def test_numbers_beside_a_real_file(
 ) -> None:
     model = exported.with_name("m_step.onnx") if verb == "generate" else exported
     extra: list[object] = {
-        "--max-seq-len": ["--dynamic", "seq"],
         "--chunk": ["--mode", "step"],
     }.get(flag, [])
     if verb == "export":

@@ -70,6 +70,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "demo": (
         "localattn demo",
-        "localattn demo -o demo --prompt 'import json' --length 80",
+        "localattn demo -o demo --prompt 'import json' --max-tokens 80",
     ),
 }

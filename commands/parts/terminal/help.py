@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,14 @@ _CLICK_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__n
 
 
 _USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+# Longest list of choices that is shown in the column of types, which at 80 columns leaves the help enough room.
+_LONGEST_TYPE = 16
+# Options of older releases, which still work but are not shown: by command, the option that replaced each.
+FORMER = {
+    "demo": {"--length": "--max-tokens"},
+    "export": {"--max-length": "--seq-len", "--max-seq-len": "--seq-len"},
+    "generate": {"--max-new-tokens": "--max-tokens"},
+}
 # What users type for a command of a group.
 _PARTS_OF = {"verify": "bundle verify"}
 
@@ -63,8 +71,9 @@ class Command(TyperCommand):
         Raises:
             BadParameter: a value does not belong to its option; of several choices, the nearest one is named.
         """
+        former = FORMER.get(_words(ctx), {})
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, [_renamed(word, former) for word in args])
         except typer.BadParameter as error:
             _suggest(error, self.callback)
             raise
@@ -73,7 +82,15 @@ class Command(TyperCommand):
         """Print the help, with the examples of the command at its end."""
         lines = EXAMPLES.get(_words(ctx), ())
         self.epilog = "\n".join(["Examples:", "```sh", *lines, "```"]) if lines else None
-        super().format_help(ctx, formatter)
+        negated = {id(x): x.secondary_opts for x in self.params if getattr(x, "secondary_opts", None)}
+        try:
+            for parameter in self.params:  # a column of their own would leave too little room for the names
+                if id(parameter) in negated:
+                    parameter.secondary_opts = []
+            super().format_help(ctx, formatter)
+        finally:
+            for parameter in self.params:
+                parameter.secondary_opts = negated.get(id(parameter), parameter.secondary_opts)
 
 
 class Group(TyperGroup):
@@ -109,13 +126,19 @@ def _spelled_errors() -> Iterator[None]:
         raise
 
 
+def _renamed(word: str, former: Mapping[str, str]) -> str:
+    """Return a word of the command line, with today's name of an option: `--length=5` → `--max-tokens=5`."""
+    name, equals, value = word.partition("=")
+    return f"{former.get(name, name)}{equals}{value}"
+
+
 def _words(ctx: Any) -> str:
     """Return a command as typed after `localattn`, for any name of the program."""
     return "" if ctx.parent is None else f"{_words(ctx.parent)} {ctx.info_name}".strip()
 
 
 def _shortened(parameter: Any, hint: Any = None) -> Any:
-    """Shorten a parameter's type, and remove a flag's type and bounds out of reach.
+    """Shorten a parameter's type, and remove a flag's type and bounds that go without saying.
 
     Args:
         parameter: Typer's parameter.
@@ -124,9 +147,35 @@ def _shortened(parameter: Any, hint: Any = None) -> Any:
     if parameter.param_type_name == "option" and parameter.metavar is None:
         is_flag = hint is None or getattr(parameter, "is_flag", False) or getattr(parameter, "count", False)
         parameter.metavar = "" if is_flag else _type_name(hint)
-    if getattr(parameter, "max", None) in _UNSHOWN_BOUNDS:
-        parameter.max = None
+        choices = [] if is_flag else [part for part in _parts(hint) if isinstance(part, str)]
+        if choices:
+            _show_choices(parameter, choices)
+    if getattr(parameter, "min", None) is not None or getattr(parameter, "max", None) is not None:
+        _say_bounds(parameter)
     return parameter
+
+
+def _say_bounds(parameter: Any) -> None:
+    """Say the bounds of a number in its help, unless they go without saying: the column of types has no room."""
+    least, most = parameter.min, None if parameter.max in _UNSHOWN_BOUNDS else parameter.max
+    parameter.min = parameter.max = None
+    if most is not None:
+        _append(parameter, f"{least:,g} to {most:,g}.")
+
+
+def _append(parameter: Any, sentence: str) -> None:
+    """Add a sentence to the help of an option, before its default."""
+    text, default, rest = parameter.help.partition("(Default:")
+    parameter.help = f"{text.rstrip()} {sentence} {default}{rest}".rstrip()
+
+
+def _show_choices(parameter: Any, choices: Sequence[str]) -> None:
+    """Show the values of an option: few and short ones as its type, others in its help unless that names all."""
+    names = "|".join(choices)
+    if len(names) <= _LONGEST_TYPE:
+        parameter.metavar = names
+    elif any(choice not in parameter.help for choice in choices):
+        _append(parameter, f"One of {', '.join(choices)}.")
 
 
 def _in_panel(parameter: Any) -> Any:
@@ -137,7 +186,7 @@ def _in_panel(parameter: Any) -> Any:
 
 
 def _type_name(hint: Any) -> str | None:
-    """Return the help's name for an option's type; None leaves it to Typer, which lists choices."""
+    """Return the help's name for an option's type; None for choices."""
     parts = {hint, *_parts(hint)}
     return next((name for kind, name in _TYPES.items() if kind in parts), None)
 

@@ -21,7 +21,7 @@ OPTIONS = {
     MODULE: ("factory", "factory_args"),
     "Step files": (),
     "Generation": (
-        *("chat", "system", "max_tokens", "length", "do_sample", "temperature", "top_k", "top_p"),
+        *("chat", "system", "max_tokens", "do_sample", "temperature", "top_k", "top_p"),
         *("repetition_penalty", "echo"),
     ),
     "Where it runs": (

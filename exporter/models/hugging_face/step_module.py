@@ -62,7 +62,7 @@ def step_arguments(args: HuggingFaceArgs, batch: int, max_length: int | None) ->
     length = min(args.longest, _POSITIONS) if max_length is None else max_length
     if not 1 <= length <= args.longest:
         raise UsageError(
-            f"{argument('max_length', length)} does not fit.", why=f"{args.architecture} has {args.longest} positions."
+            f"{argument('seq_len', length)} does not fit.", why=f"{args.architecture} has {args.longest} positions."
         )
     names = args.inputs if batch > 1 else tuple(name for name in args.inputs if name != MASK)
     return args.model_copy(update={"inputs": names, "max_length": length})
@@ -267,7 +267,7 @@ class RotaryTable(nn.Module):
             raise UsageError(
                 f"The rotary embedding changes within {self.length} positions.",
                 why="Keys in a cache cannot be rotated again when a sequence becomes longer.",
-                fix=f"Give a shorter {argument('max_length')}: as many as the model was first trained with.",
+                fix=f"Give a shorter {argument('seq_len')}: as many as the model was first trained with.",
             )
         for name, table in zip(("cosine", "sine"), whole, strict=True):
             first, second = table.chunk(2, dim=-1)

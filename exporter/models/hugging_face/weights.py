@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ....core.errors import UsageError
 from ....core.storage.unchanged import Unchanged
+from ..adapter_names import OF_ADAPTERS
 from ..inference import bounded
 from .config import broken, grows, raised, read_config
 from .folder import HOW_TO_MERGE
@@ -33,13 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Parts of names that only tensors of adapters have, and of quantised weights.
-_OF_ADAPTERS = re.compile(
-    r"\blora_|\.lora\.|\bbase_layer\.|\bmodules_to_save\.|\boriginal_module\.|\bia3_|\bprompt_(?:embeddings|encoder)\b"
-    r"|\b(?:oft|boft|hada|lokr|vera|fourierft|randlora|hra|road|adaption|adamss|beft|bone|c3a|deft|delora|frod|glora"
-    r"|gralora|hira|lily|ln_tuning|miss|osf|peanut|psoft|pvera|shira|supertuning|tinylora|trainable_tokens|unilora"
-    r"|vblora|waveft|shadow|xlora)_|\bpoly_(?:lora|router)"
-)
+# Parts of names that only tensors of quantised weights have.
 _OF_QUANTISED = re.compile(
     r"\.(?:qweight|qzeros|g_idx|SCB|weight_format|absmax|quant_map|nested_absmax|weight_scale(?:_inv)?|weight_packed"
     r"|weight_shape|input_scale|weight_zero_point|\w+_blocks|\w+_scales)$|\.quant_state\.|\.absmax$"
@@ -190,7 +185,7 @@ def _refuse_foreign(names: Collection[str], folder: Path) -> None:
         UsageError: there are some.
     """
     for pattern, what, fix in (
-        (_OF_ADAPTERS, "of an adapter (LoRA or another kind of PEFT)", HOW_TO_MERGE),
+        (OF_ADAPTERS, "of an adapter (LoRA or another kind of PEFT)", HOW_TO_MERGE),
         (_OF_QUANTISED, "of quantised weights", "Export the original weights."),
     ):
         found = sorted(name for name in names if pattern.search(name))

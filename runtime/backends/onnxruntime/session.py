@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from ....onnx_graph.library_errors import did_not_run
 from ....onnx_graph.onnx_file import NotAModel, OnnxFile
 from ....onnx_graph.precision.half_to_fp32 import FP16_ROUNDS_UP, LIMIT, NO_LIMIT, PEAKS
 from ....onnx_graph.summary import check_nodes
-from ..session import Arrays, Session
+from ..session import Arrays, Session, check_inputs
 from .custom_ops import CompiledKernel, choose, fall_back, lacking
 from .package import PACKAGE
 from .providers import (
@@ -160,6 +160,12 @@ class OnnxRuntimeSession(Session):
         """Open the file again after a `rest`."""
         _ = self._session
 
+    def run_in_part(self, inputs: Mapping[str, NDArray[Any]], part: Callable[[NDArray[Any]], NDArray[Any]]) -> Arrays:
+        """As `Session.run_in_part`; a lean session copies that part alone."""
+        if self.watched:
+            return super().run_in_part(inputs, part)
+        return self._run_once(check_inputs(self.inputs, inputs), NO_LIMIT, part)[0]
+
     def _execute(self, inputs: Arrays) -> Arrays:
         outputs, peaks = self._run_once(inputs, NO_LIMIT)
         if peaks is None:
@@ -177,12 +183,15 @@ class OnnxRuntimeSession(Session):
             )
         return outputs
 
-    def _run_once(self, inputs: Arrays, limit: float) -> tuple[Arrays, NDArray[np.float32] | None]:
+    def _run_once(
+        self, inputs: Arrays, limit: float, part: Callable[[NDArray[Any]], NDArray[Any]] = np.asarray
+    ) -> tuple[Arrays, NDArray[np.float32] | None]:
         """Run on checked inputs; return the outputs, and the sizes of the watched values, None if there are none.
 
         Args:
             inputs: of the file.
             limit: from where on a session that rounds fp16 does not round.
+            part: returns what is kept of an output.
         """
         names = [spec.name for spec in self.outputs] + [PEAKS] * bool(self.watched)
         fed = {**inputs, LIMIT: np.array(limit, np.float32)} if self._rounds else inputs
@@ -191,8 +200,11 @@ class OnnxRuntimeSession(Session):
         except Exception as error:
             raise (self._too_long(inputs) or self._did_not_run(error)) from error
         # A lean session's outputs are copied: otherwise each would keep part of the arena as long as it is used.
-        own = np.asarray if self._reopen is None else np.array
-        outputs = {spec.name: own(result) for spec, result in zip(self.outputs, results, strict=False)}
+        outputs: Arrays = {}
+        for spec, result in zip(self.outputs, results, strict=False):
+            kept = part(np.asarray(result))
+            shares = self._reopen is not None and np.may_share_memory(kept, result)
+            outputs[spec.name] = kept.copy() if shares else kept
         return outputs, results[-1] if self.watched else None
 
     def bound(self, inputs: Arrays) -> Callable[[], None]:
@@ -246,7 +258,7 @@ class OnnxRuntimeSession(Session):
                     return UsageError(
                         f"Input {spec.name!r} has {given} on its axis {SEQUENCE!r}.",
                         why=f"{self._source} takes 1 to {longest}.",
-                        fix=f"Cut it, or export the file for longer sequences: {argument('max_seq_len', given)}.",
+                        fix=f"Cut it, or export the file for longer sequences: {argument('seq_len', given)}.",
                     )
         return None
 

@@ -7,7 +7,8 @@ const [text, written, status] = ["text", "written", "status"].map(element);
 /** What the page shows, also for programs that drive it. */
 export const state = { ready: false, run: 0, writing: false, prompt: [], tokens: [], offline: false, error: "" };
 let model; // vocabulary, maxPositions and cacheBytes, once it is loaded
-let decoder;
+let reader; // of text, where the model has a tokenizer
+let added; // the text that a token adds
 let waiting = ""; // text that came since the last frame
 let framed = false; // the next frame shows it
 
@@ -24,7 +25,7 @@ const receive = {
     state.ready = true;
     element("cache").textContent = bytesText(model.cacheBytes);
     element("filled").parentElement.classList.toggle("endless", model.maxPositions === Infinity);
-    if (model.vocabulary !== BYTES) {
+    if (model.vocabulary !== BYTES && !reader) {
       text.placeholder = `Numbers from 0 to ${model.vocabulary - 1}, such as 1, 2, 3: this page has no text for the model's tokens`;
       text.inputMode = "numeric";
     }
@@ -41,11 +42,12 @@ const receive = {
   token({ token, seconds }) {
     state.tokens.push(token);
     state.seconds = seconds;
-    waiting += model.vocabulary === BYTES ? decoder.decode(Uint8Array.of(token), { stream: true }) : `, ${token}`;
+    if (!files.text?.stop.includes(token)) waiting += added(token);
     if (!framed) requestAnimationFrame(paint);
     framed = true;
   },
-  done({ positions }) {
+  done({ positions, ended }) {
+    if (ended) say("The model ended the text.");
     if (positions) say(`The text ends here: the model has only ${model.maxPositions} positions.`);
     finish();
   },
@@ -63,7 +65,7 @@ function write() {
   state.seconds = 0;
   state.error = "";
   waiting = "";
-  decoder = new TextDecoder();
+  added = texts();
   written.classList.add("stale");
   say("");
   if (!element("controls").checkValidity()) return refuse("Seed and tokens must be whole numbers.");
@@ -81,7 +83,7 @@ function write() {
   const settings = { temperature: Number(value("temperature")), seed: BigInt(value("seed")), count: Number(value("count")) };
   state.writing = true;
   show();
-  worker.postMessage({ kind: "write", run: state.run, prompt, ...settings });
+  worker.postMessage({ kind: "write", run: state.run, prompt, stop: files.text?.stop ?? [], ...settings });
 }
 
 /** End the run in progress, and keep what it has written. */
@@ -99,9 +101,17 @@ function refuse(why) {
   finish();
 }
 
+/** A function that takes one token after another, and returns the text of each; without a token, the rest. */
+function texts() {
+  if (reader) return reader.stream();
+  if (model.vocabulary !== BYTES) return (token) => (token === undefined ? "" : `, ${token}`);
+  const decoder = new TextDecoder();
+  return (token) => (token === undefined ? decoder.decode() : decoder.decode(Uint8Array.of(token), { stream: true }));
+}
+
 function finish() {
   if (framed) paint();
-  if (model?.vocabulary === BYTES && decoder) written.append(printable(decoder.decode()));
+  if (added) written.append(printable(added()));
   state.writing = false;
   show();
 }
@@ -135,7 +145,7 @@ function show() {
   element("shown-temperature").textContent = value("temperature") === "0" ? "0 · likeliest" : value("temperature");
   element("command").textContent =
     `localattn generate ${files?.name ?? "model_step"}.onnx --prompt-file FILE --seed ${value("seed")} ` +
-    `--temperature ${value("temperature")} --max-tokens ${value("count")}`;
+    `--temperature ${value("temperature")} --max-tokens ${value("count")}${chats() ? " --chat" : ""}`;
 }
 
 function showPosition() {
@@ -150,8 +160,9 @@ function say(line, bad = false) {
   status.className = bad ? "bad" : "";
 }
 
-/** The model's tokens of a text: its bytes in UTF-8, or the numbers that stand in it. */
+/** The model's tokens of a text: its tokenizer's, its bytes in UTF-8, or the numbers that stand in it. */
 function tokensOf(typed) {
+  if (reader) return reader.tokens(typed, chats());
   if (model.vocabulary === BYTES) return [...new TextEncoder().encode(typed)];
   const words = typed.split(/[\s,]+/).filter(Boolean);
   const wrong = words.find((word) => !/^\d{1,15}$/.test(word) || Number(word) >= model.vocabulary);
@@ -159,6 +170,7 @@ function tokensOf(typed) {
   return words.map(Number);
 }
 
+const chats = () => Boolean(reader?.chats && element("chat").checked);
 const value = (id) => element(id).value.trim();
 const counted = (number) => `${number.toLocaleString("en")} token${number === 1 ? "" : "s"}`;
 const printable = (piece) => piece.replace(/[\x00-\x08\x0b-\x1f\x7f-\x9f]/g, "\ufffd");
@@ -170,7 +182,7 @@ function bytesText(size) {
 }
 
 text.addEventListener("input", write);
-for (const id of ["temperature", "seed", "count"]) element(id).addEventListener("input", write);
+for (const id of ["temperature", "seed", "count", "chat"]) element(id).addEventListener("input", write);
 element("controls").addEventListener("submit", (event) => {
   event.preventDefault();
   state.writing ? stop() : write();
@@ -203,6 +215,15 @@ async function begin() {
   document.title = `${files.name} · localattn`;
   write();
   show();
+  if (files.text) {
+    try {
+      const { Text } = await import(new URL("text/text.js", import.meta.url));
+      reader = await Text.open(files.text, import.meta.url);
+    } catch (error) {
+      return fail(`The model's tokenizer cannot be read: ${error.message}`);
+    }
+    element("chats").hidden = !reader.chats;
+  }
   worker.postMessage({ kind: "open", files });
   keepCopy().catch(() => {}); // the page works without a copy, and does not say that it has one
 }

@@ -1,6 +1,6 @@
 // The model in a thread of its own: it reads a prompt, writes token by token, and stops when it is told to.
 //
-// Takes {kind: "open", files}, {kind: "write", run, prompt, temperature, seed, count} and {kind: "stop", run}, and
+// Takes {kind: "open", files}, {kind: "write", run, prompt, stop, temperature, seed, count} and {kind: "stop", run}, and
 // answers with "loading", "ready", "read", "token", "done" and "error". A newer `run` ends an older one.
 
 import { Random } from "./random.js";
@@ -33,7 +33,7 @@ async function open({ files }) {
   postMessage({ kind: "ready", vocabulary, maxPositions, cacheBytes });
 }
 
-async function write({ run, prompt, temperature, seed, count }) {
+async function write({ run, prompt, stop, temperature, seed, count }) {
   const stopped = () => run !== current;
   if (stopped()) return;
   const begin = performance.now();
@@ -47,6 +47,7 @@ async function write({ run, prompt, temperature, seed, count }) {
   for (let made = 1; made <= limit; made++) {
     const token = choose(logits, temperature, random.next());
     postMessage({ kind: "token", run, token, seconds: (performance.now() - ready) / 1000 });
+    if (stop.includes(token)) return postMessage({ kind: "done", run, ended: true });
     if (made < limit) ({ logits } = await model.call([token]));
     await messages();
     if (stopped()) return;

@@ -153,7 +153,7 @@ def test_the_shipped_demo_passes_and_shows_both_errors(
     tmp_path: Path, dtype: str, localattn: Callable[..., Finished]
 ) -> None:
     target = tmp_path / "demo" / "pybytes.onnx"
-    done = localattn("demo", "-o", target.parent, "--dtype", dtype, "--rows", 1, "--length", 0)
+    done = localattn("demo", "-o", target.parent, "--dtype", dtype, "--rows", 1, "--max-tokens", 0)
     assert done.code == 0, done.err
     shown = " ".join(done.out.split())
     assert f"itself in {dtype} (torch.autocast)" in shown and "times it, at most 1.5" in shown

@@ -91,7 +91,7 @@ FAULTS = (window_off_by_one, heads_swapped, scale_missing, rotary_base_wrong, no
         *(
             pytest.param(fault, options, marks=pytest.mark.slow)
             for fault in FAULTS
-            for options in ({"dtype": "fp16"}, {"dtype": "bf16"}, {"mode": "step", "max_length": 64})
+            for options in ({"dtype": "fp16"}, {"dtype": "bf16"}, {"mode": "step", "seq_len": 64})
         ),
     ],
     ids=lambda value: value.__name__ if callable(value) else " ".join(map(str, value.values())) or "fp32",

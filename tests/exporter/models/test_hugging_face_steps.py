@@ -304,10 +304,9 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     folder = files("gemma3_text").folder
     for options, words in (
-        (("--mode", "step", "--max-length", POSITIONS + 1), f"{POSITIONS} positions"),
-        (("--mode", "step", "--max-length", 0), "at least 1 position"),
-        (("--max-length", 64), "--mode step"),
-        (("--mode", "step", "--seq-len", 64), "does not apply"),
+        (("--mode", "step", "--seq-len", POSITIONS + 1), f"{POSITIONS} positions"),
+        (("--mode", "step", "--seq-len", 0), "at least 1 position"),
+        (("--mode", "step", "--seq-len", 64, "--dynamic", "seq"), "does not apply"),
     ):
         refused = localattn("export", folder, *options, "-o", tmp_path / "model.onnx")
         assert refused.code == 2 and words in refused.err, (options, refused.err)

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from localattn.core.errors import UsageError
+from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.jobs.module import ModuleOptions, export_module, plan_module
-from localattn.exporter.models.hugging_face import weights
+from localattn.exporter.models.adapter_names import OF_ADAPTERS
 from localattn.exporter.user_module.adapters import refuse_adapters
 
 from ...support.models.hugging_face import CASES, build
@@ -110,6 +111,15 @@ def test_the_advice_works(tmp_path: Path) -> None:
         assert np.abs(found - wanted).max() < 1e-4
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_of_a_model_with_an_adapter_is_refused_with_that_advice(kind: str, tmp_path: Path) -> None:
+    model = _adapted(kind)
+    for state in (model.state_dict(), model.get_base_model().state_dict()):
+        torch.save(state, tmp_path / "weights.pt")
+        with pytest.raises(UsageError, match=r"tensors of an adapter(?s:.*)merge_and_unload"):
+            open_checkpoint(tmp_path / "weights.pt")
+
+
 def test_plain_modules_are_not_refused() -> None:
     refuse_adapters(build(BY_NAME["modernbert"]))
     refuse_adapters(nn.Linear(2, 2))
@@ -125,4 +135,4 @@ def test_tensors_of_every_kind_of_peft_are_known_by_name() -> None:
     prefixes = {prefix for kind, prefix in PEFT_TYPE_TO_PREFIX_MAPPING.items() if kind not in prompts}
     assert len(prefixes) > 20
     names = {prefix: f"layers.0.q_proj.{prefix}{'lora_A' if prefix == 'poly_' else 'A'}.default" for prefix in prefixes}
-    assert not [prefix for prefix, name in names.items() if not weights._OF_ADAPTERS.search(name)]
+    assert not [prefix for prefix, name in names.items() if not OF_ADAPTERS.search(name)]

@@ -13,6 +13,7 @@ import torch
 from local_attention import LocalAttention, LocalMHA, LocalTransformer
 from torch import Tensor, nn
 
+import localattn
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, ExportFailed, UsageError
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
@@ -20,7 +21,9 @@ from localattn.exporter.jobs.module import ModuleExportReport, ModuleOptions, ex
 from localattn.exporter.lowering import attention_function, function_properties, functions, trace
 from localattn.exporter.models.local_attention import module
 from localattn.exporter.user_module.inputs import parse_input
+from localattn.exporter.user_module.opened_module import listed_inputs
 from localattn.runtime import load
+from localattn.runtime.inputs.example_inputs import check_call, draw_call
 from localattn.runtime.inputs.size_sweep import sweep
 
 from .test_replace import AFT, Mixer, Packed, Twice, randomised
@@ -122,7 +125,7 @@ def test_the_users_own_numbers_are_compared(tmp_path: Path) -> None:
     x = torch.randn(2, 18, 16)
     report = export_module(randomised(Mixer()), {"x": x}, tmp_path / "m.onnx")
     assert report.sidecar.checks[2].figures["trials"] == 3
-    report = export_module(Mixer(), {"x": x}, tmp_path / "n.onnx", dataclasses.replace(OPEN, max_seq_len=40))
+    report = export_module(Mixer(), {"x": x}, tmp_path / "n.onnx", dataclasses.replace(OPEN, seq_len=40))
     assert report.sidecar.seq_len == 40
 
 
@@ -383,6 +386,34 @@ def test_what_pytorch_cannot_export_is_one_error(tmp_path: Path) -> None:
 def test_inputs_that_cannot_be_read(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         parse_input(text)
+
+
+def test_an_axis_that_is_a_name_alone_gets_its_size_from_the_options(tmp_path: Path) -> None:
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.kinds = nn.Embedding(50, 8), nn.Embedding(2, 8)
+
+        def forward(self, tokens, kinds):
+            return self.tokens(tokens) + self.kinds(kinds)
+
+    given, output = ["tokens:int64:[batch,seq]", "kinds:int64:[1,seq]"], tmp_path / "m.onnx"
+    with pytest.raises(UsageError, match="how long seq is"):
+        export_module(Embedded(), given, output)
+    report = export_module(Embedded(), given, output, ModuleOptions(seq_len=12, checks="quick"))
+    assert [spec.shape for spec in report.sidecar.inputs] == [(1, 12)] * 2
+    sized = parse_input("kinds:int64:[batch,seq=7]")
+    assert [x.shape for x in listed_inputs([given[0], sized], ModuleOptions())] == [(1, 7)] * 2
+    # The sidecar keeps how many rows each table has, so tokens can be drawn, and be compared with recorded ones.
+    assert report.sidecar.token_limits == {"tokens": 50, "kinds": 2}
+    tokens, kinds = np.full((1, 12), 49), np.ones((1, 12), np.int64)
+    localattn.record(Embedded(), {"tokens": tokens, "kinds": kinds}, tmp_path / "g.npz")
+    assert not localattn.parity(output, golden=tmp_path / "g.npz").passed  # other weights, the same tokens
+    check_call({"tokens": tokens, "kinds": kinds}, report.sidecar)
+    with pytest.raises(UsageError, match="from 0 to 1"):
+        check_call({"tokens": tokens, "kinds": 2 * kinds}, report.sidecar)
+    drawn = draw_call(report.sidecar.inputs, 0, report.sidecar)
+    check_call(drawn, report.sidecar)
 
 
 def test_the_sweep_goes_around_every_multiple() -> None:

@@ -81,7 +81,7 @@ def test_factory(net: Path, localattn: Command) -> None:
 
 def test_factory_in_a_file_with_arguments_and_dynamic_axes(net: Path, localattn: Command) -> None:
     arguments = ("--factory", f"{net}:make", "--factory-args", '{"window": 6}', "--dynamic", "batch,seq")
-    done = localattn("export", *arguments, *TOKENS, "--max-seq-len", 30, "--format", "json")
+    done = localattn("export", *arguments, *TOKENS, "--seq-len", 30, "--format", "json")
     assert done.code == 0, done
     document = json.loads(done.out)
     assert document["kwargs"] == {"window": 6}
@@ -139,7 +139,7 @@ def test_dry_run_of_a_module(net: Path, localattn: Command) -> None:
         (["--factory", "NET:make", "--input", "tokens:float32:[1,24]"], "fails on the example"),
         (["--factory", "NET:make", "--dynamic", "length"], "no input has an axis"),
         (["--factory", "NET:make", "--dynamic", "seq,seq"], "--dynamic"),
-        (["--factory", "NET:make", "--max-seq-len", "30"], "--dynamic seq"),
+        (["--factory", "NET:make", "--seq-len", "1", "--dynamic", "seq"], "2 or more"),
         (["--factory", "NET:make", "--mode", "step"], "--mode"),
         (["--factory", "NET:make", *TOKENS, "--dtype", "fp16", "--weight-dtype", "int4"], "int4 weights do not"),
         (["--factory", "NET:make", "--mask"], "--input 'mask:bool:[1,N]'"),

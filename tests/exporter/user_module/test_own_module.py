@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -181,3 +182,15 @@ def test_wrong_arguments_have_one_sentence() -> None:
         session.run({"frames": np.zeros((1, 500, 6), np.float32)})
     assert error.value.why.endswith("model.onnx takes 1 to 24.")
     assert "model.onnx on onnxruntime, cpu" in repr(session) and "frames float32" in repr(session)
+
+
+def test_control_flow_by_numbers_is_three_lines(tmp_path: Path) -> None:
+    """Of the dump that PyTorch prints on stderr, nothing: in a process of its own, whose stderr is none of pytest's."""
+    code = "from torch import nn\n\n\nclass Signed(nn.Module):\n    def forward(self, x):\n"
+    (tmp_path / "signed.py").write_text(f"{code}        if x.sum() > 0:\n            x = 2 * x\n        return x\n")
+    line = ["export", "--factory", "signed.py:Signed", "--input", "x:float32:[1,8,4]", "-o", "m.onnx", "-q"]
+    done = subprocess.run(
+        [sys.executable, "-m", "localattn.cli", *line], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4 and len(done.stderr.splitlines()) == 3, done.stderr
+    assert "signed.py:6, `if x.sum() > 0:`" in done.stderr and "torch.where" in done.stderr

@@ -209,7 +209,7 @@ CALLS: dict[str, tuple[Call, ...]] = {
         ),
     ),
     "doctor": (Call({}, seconds=5.0), Call({"require": "run"}, seconds=5.0)),
-    "demo": (Call({"output": "{}/demo", "rows": "1", "length": "1"}, writes={"output": ""}, seconds=9.0),),
+    "demo": (Call({"output": "{}/demo", "rows": "1", "max_tokens": "1"}, writes={"output": ""}, seconds=9.0),),
     "plugin build": (
         Call(
             {"backend": "onnxruntime", "output": "{}/out.so"}, ("compiler",), (), {"output": "library"},

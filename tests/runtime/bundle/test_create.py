@@ -369,6 +369,12 @@ def test_a_plugin_library_travels_by_processor(tiny_model: Path, tmp_path: Path)
         create_bundle(BundleRequest(tiny_model, tmp_path / "c", samples=0, plugins=(tiny_model,)))
 
 
+def test_a_name_for_one_file_system_is_refused_by_what_is_wrong_with_it(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_model, tmp_path / "a:b.onnx")
+    with pytest.raises(UsageError, match=r"a character that some file systems refuse[^A-Z]*Rename the file"):
+        create_bundle(BundleRequest(tmp_path / "a:b.onnx", tmp_path / "b"))
+
+
 @pytest.mark.parametrize("name", ["x..onnx", f"{'y' * 225}.onnx"])
 def test_a_name_that_a_device_would_refuse_is_refused_here(name: str, tiny_model: Path, tmp_path: Path) -> None:
     """Of the folder in a tar, and of the files of samples."""

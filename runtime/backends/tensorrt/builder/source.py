@@ -182,7 +182,7 @@ def _check_profile(spec: TensorSpec, profile: ProfileRecord, source: Source) -> 
         raise UsageError(
             f"Sequences of {length} tokens are too long.",
             why=f"The model was exported for up to {longest}.",
-            fix=f"Export it again with {argument('max_seq_len')}.",
+            fix=f"Export it again with {argument('seq_len', length)}.",
         )
 
 

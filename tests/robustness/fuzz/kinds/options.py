@@ -20,8 +20,8 @@ _NUMBERS = (
 )
 # What asks for much work or much memory is refused where it is beyond any machine; in between it is what was asked for.
 _LENGTHY = {
-    *("iterations", "duration", "warmup", "rounds", "max_tokens", "batch", "seq_len", "max_seq_len", "heads"),
-    *("dim_head", "chunk", "rows", "length", "triton_instances", "triton_max_batch", "max_sequences", "samples"),
+    *("iterations", "duration", "warmup", "rounds", "max_tokens", "batch", "seq_len", "heads"),
+    *("dim_head", "chunk", "rows", "triton_instances", "triton_max_batch", "max_sequences", "samples"),
     "triton_threads",
 }
 _ENDLESS = {"2147483648", "4294967296", "1e308", "-1"}

@@ -1,0 +1,1 @@
+"""How each family of operators is computed position by position: one file a family, one table (`table.py`)."""
