@@ -35,19 +35,21 @@ LARGEST_FACTOR = 4.0
 class Baseline:
     """The error that the untouched module itself makes in a precision, against the reference of the file.
 
-    Both figures are in units of the root mean square of the expected outputs, so that they hold for other inputs too.
+    All figures are in units of the root mean square of the expected outputs, so that they hold for other inputs too.
 
     Args:
         dtype: "fp32", "fp16" or "bf16".
         relative_rms: root mean square of the error.
         relative_max: the largest error.
         source: what was run, and what measured it.
+        typical_rms: the median of the root mean squares of single sets of inputs; None where it was not recorded.
     """
 
     dtype: str
     relative_rms: float
     relative_max: float
     source: str
+    typical_rms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,8 @@ class Tolerance:
             parts += [] if value is None else [text.format(value)]
         text = ", ".join(parts)
         if self.baseline is not None:
-            text += f"; or {BASELINE_FACTOR:g} times the untouched module's own error in {self.baseline.dtype}, "
-            text += f"the largest element {LARGEST_FACTOR:g} times"
+            text += f"; or {BASELINE_FACTOR:g} times the untouched module's own error in {self.baseline.dtype} on the "
+            text += f"median input, all errors together and the largest element {LARGEST_FACTOR:g} times"
         return text
 
 

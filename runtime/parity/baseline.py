@@ -146,7 +146,7 @@ class BaselineMeter:
         if whole.not_finite or (self._table.cosine is not None and whole.cosine < self._table.cosine):
             self.why_none = f"{source} is too inaccurate in that precision (cosine {whole.cosine:.4g})"
             return None
-        return Baseline(self._dtype, whole.relative_rms, whole.relative_max, source)
+        return Baseline(self._dtype, whole.relative_rms, whole.relative_max, source, whole.typical_rms)
 
 
 def _alike(
@@ -188,8 +188,14 @@ def with_baseline(tolerance: Tolerance, baseline: Baseline | None) -> Tolerance:
 def both_errors(comparison: Comparison, baseline: Baseline) -> str:
     """Describe in words a file's error over all inputs and the unmodified module's."""
     parts = []
+    several = comparison.relative_rms > BASELINE_FACTOR * baseline.relative_rms and baseline.typical_rms is not None
+    most = LARGEST_FACTOR if several else BASELINE_FACTOR
     for what, own, modules, factor in (
-        ("rms", comparison.relative_rms, baseline.relative_rms, BASELINE_FACTOR),
+        *(
+            [("rms on the median input", comparison.typical_rms, baseline.typical_rms or 0.0, BASELINE_FACTOR)]
+            * several
+        ),
+        ("rms", comparison.relative_rms, baseline.relative_rms, most),
         ("largest", comparison.relative_max, baseline.relative_max, LARGEST_FACTOR),
     ):
         times = f"{own / modules:.2f} times it, " if modules else ""

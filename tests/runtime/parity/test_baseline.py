@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localattn.core.tolerance import Baseline
-from localattn.runtime.parity.baseline import BaselineMeter, UntouchedModule
+from localattn.core.tolerance import Baseline, tolerance_for
+from localattn.runtime.parity.baseline import BaselineMeter, UntouchedModule, with_baseline
+from localattn.runtime.parity.comparison import Comparison, compare_arrays, merged
 from localattn.runtime.parity.runner import Runner
 from localattn.runtime.session import Arrays
 
@@ -91,3 +94,30 @@ def test_a_module_that_computes_something_else_in_fp32_is_no_measure() -> None:
     meter = BaselineMeter(UntouchedModule(runner, runner, "a module"), "fp32")
     meter.take(Recorded(), {}, {"logits": expected})
     assert meter.result() is None and "differs in fp32 at 100% of positions" in meter.why_none
+
+
+def _over_sets(errors: Sequence[float]) -> Comparison:
+    """Merge comparisons of sets of inputs, each off by one error everywhere, relative to outputs of 1."""
+    expected = np.where(np.arange(64) % 2, 1.0, -1.0)
+    tolerance = tolerance_for("fp16", 0.0, 0.0)
+    parts = [compare_arrays("y", expected * (1 + error), expected, tolerance) for error in errors]
+    return merged(parts, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("errors", "passes"),
+    [
+        ((1.0, 1.8, 0.8, 5.0, 1.0), True),  # much on one set, as rounding does
+        ((1.6, 1.6, 1.6, 1.6, 1.6), False),  # a little everywhere, as a fault does
+        ((1.0, 1.0, 1.0, 1.0, 20.0), False),  # more on one set than rounding explains
+        ((1.9, 1.9, 1.9, 1.0, 1.0), False),  # on most sets
+    ],
+)
+def test_the_median_set_decides_where_few_make_the_error(errors: tuple[float, ...], passes: bool) -> None:
+    base, size = _over_sets([1e-3] * 5), 1e-3
+    own = _over_sets([size * error for error in errors])
+    known = Baseline("fp16", base.relative_rms, base.relative_max * 5, "a module", base.typical_rms)
+    tolerance = replace(tolerance_for("fp16"), atol=0.0, rtol=0.0)
+    assert own.judge(with_baseline(tolerance, known)) is passes
+    old = replace(known, typical_rms=None)  # as a sidecar of an older release has it
+    assert own.judge(with_baseline(tolerance, old)) is (own.relative_rms <= 1.5 * base.relative_rms)
