@@ -134,7 +134,7 @@ def _size_by_values(node: Any) -> float:
     """Return how many elements a node of constant inputs writes at most, where no shape is inferred."""
     import numpy as np
 
-    given = [None if value is None else value.const_value for value in node.inputs]
+    given: list[Any] = [None if value is None else value.const_value for value in node.inputs]
     sizes = [tensor.size for tensor in given if tensor is not None]
     last = given[-1] if given else None
     if node.op_type in _SIZED_BY_VALUES:
@@ -156,8 +156,8 @@ def _size_by_values(node: Any) -> float:
     try:
         broadcast = np.broadcast_shapes(*(tensor.shape.numpy() for tensor in given if tensor is not None))
     except ValueError:
-        return sum(sizes)
-    return max(sum(sizes), prod(broadcast))
+        return float(sum(sizes))
+    return float(max(sum(sizes), prod(broadcast)))
 
 
 def _drop_empty_attributes(model: Any) -> None:
