@@ -3,8 +3,9 @@
     MatMulNBits(x, levels, scales, zeros)  =  MatMul(x, DequantizeLinear(levels, scales, zeros))
 
 with `axis=0` and the same block size. DequantizeLinear has blocks, and types of 4 bits, from opset 21 on. onnxruntime
-joins the two nodes to one MatMulNBits again when it opens the file. Sources: ONNX, operator DequantizeLinear;
-onnxruntime, docs/ContribOperators.md.
+joins the two nodes to one MatMulNBits of accuracy level 4 again when it opens the file. A product whose inputs must not
+be rounded is thus written so that they are not joined, with `axis=1` and a Transpose in between. Sources: ONNX,
+operator DequantizeLinear; onnxruntime, docs/ContribOperators.md.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ DOMAIN, OP_TYPE = "com.microsoft", "MatMulNBits"
 BITS, WIDE_BITS = 4, 8
 # Products of 8-bit integers, summed in 32 bits: 0.19 of fp32's time a token, where exact products take 0.52.
 ACCURACY = 4
+# Products of fp32: numbers of one block of a token may be of very different sizes.
+EXACT = 1
 # The first opset whose DequantizeLinear takes blocks of 4 bits.
 OPSET = 21
 _INPUTS = 4
@@ -52,19 +55,25 @@ def in_standard_operators(model: Any) -> None:
 
     if model.graph.opset_imports.get("", 0) < OPSET:
         return
-    made: dict[str, list[Any]] = {}
+    made: dict[tuple[str, bool], list[Any]] = {}
     for node in [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OP_TYPE)]:
         if not _is_plain(node):
             continue
-        key = node.inputs[1].name
+        exact = _is_exact(node)
+        key = node.inputs[1].name, exact
         if key not in made:
-            made[key] = _initializers(model.graph, node)
-        block = {"axis": 0, "block_size": node.attributes["block_size"].as_int()}
+            made[key] = _initializers(model.graph, node, by_row=not exact)
+        block = {"axis": int(exact), "block_size": node.attributes["block_size"].as_int()}
         metadata = dict(node.metadata_props)
-        wide = ir.node("DequantizeLinear", made[key], block, name=f"{node.name}/weights", metadata_props=metadata)
-        product = ir.node("MatMul", [node.inputs[0], wide.outputs[0]], name=node.name, metadata_props=metadata)
+        wide = [ir.node("DequantizeLinear", made[key], block, name=f"{node.name}/weights", metadata_props=metadata)]
+        if exact:
+            turn = {"perm": [1, 0]}
+            name = f"{node.name}/turned"
+            wide.append(ir.node("Transpose", wide[0].outputs, turn, name=name, metadata_props=metadata))
+        matrix = wide[-1].outputs[0]
+        product = ir.node("MatMul", [node.inputs[0], matrix], name=node.name, metadata_props=metadata)
         ir.convenience.replace_nodes_and_values(
-            model.graph, node, [node], [wide, product], node.outputs, product.outputs
+            model.graph, node, [node], [*wide, product], node.outputs, product.outputs
         )
     for value in list(model.graph.initializers.values()):
         if not value.uses() and not value.is_graph_output():
@@ -80,8 +89,17 @@ def _is_plain(node: Any) -> bool:
     )
 
 
-def _initializers(graph: Any, node: Any) -> list[Any]:
-    """Add the matrix of a MatMulNBits as DequantizeLinear takes it: levels `[K, N]`, scales and zeros by block."""
+def _is_exact(node: Any) -> bool:
+    """Return whether the inputs of a product may not be rounded."""
+    level = node.attributes.get("accuracy_level")
+    return level is not None and bool(level.as_int() == EXACT)
+
+
+def _initializers(graph: Any, node: Any, *, by_row: bool) -> list[Any]:
+    """Add the matrix of a MatMulNBits as DequantizeLinear takes it.
+
+    They are levels `[K, N]`, scales and zeros by block, or all three transposed where it is not `by_row`.
+    """
     import numpy as np
     import onnx_ir as ir
 
@@ -99,6 +117,11 @@ def _initializers(graph: Any, node: Any) -> list[Any]:
         (zeros, kind),
     )
     return [
-        add_constant(graph, f"{given.name}.by_row", np.ascontiguousarray(array.T), dtype)
+        add_constant(
+            graph,
+            f"{given.name}.by_{'row' if by_row else 'column'}",
+            np.ascontiguousarray(array.T if by_row else array),
+            dtype,
+        )
         for (array, dtype), given in zip(arrays, node.inputs[1:], strict=True)
     ]

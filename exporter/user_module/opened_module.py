@@ -212,24 +212,28 @@ class OpenedModule:
         """How the weights are rounded: calibrated on text where the inputs are tokens; one for all graphs."""
         kind = self.options.weight_dtype
         bits = 0 if kind is None else WEIGHT_KINDS[kind].bits
-        if bits != BITS:
-            return Rounding(bits=bits, notes=self.notes) if bits else None
+        if not bits:
+            return None
         tokens = self._tokens("calibration")
         if tokens is None:
-            note = "weights rounded without calibration: the module has no input of tokens with a known vocabulary"
-            self.notes.append(note)
-            return Rounding()
+            if bits == BITS:
+                note = "weights rounded without calibration: the module has no input of tokens with a known vocabulary"
+                self.notes.append(note)
+            return Rounding(bits=bits, notes=self.notes)
         specs, size = self.specs(), math.prod(self.inputs_as_traced()[0].shape[:2])
-        count, judged = (max(1, most // size) for most in (_CALIBRATED, _MEASURED))
-        drawn = (fill(self.draw(seed, self.sizes), specs, tokens, seed) for seed in range(count + judged))
+        count, judged = (max(1, most // size) if bits == BITS else 0 for most in (_CALIBRATED, _MEASURED))
+        openings = [None, *tokens.openings][: max(1, _MEASURED // size)]
+        kinds = [*((seed, None) for seed in range(count + judged)), *enumerate(openings)]
+        drawn = (fill(self.draw(seed, self.sizes), specs, tokens, seed, opening) for seed, opening in kinds)
         rows = [tuple(torch.from_numpy(arrays[name]) for name in self.names) for arrays in drawn]
         entry = Entry(self.replacement.module, self.names, self.by_name)
-        rounding = Rounding(
-            Calibration(entry, rows[:count], rows[count:], tokens.describe(count, count * size)),
+        words = tokens.describe(count, count * size)
+        return Rounding(
+            Calibration(entry, rows[:count], rows[count : count + judged], words, rows[count + judged :]),
             logits=self.output_names[0] == "logits",
+            bits=bits,
             notes=self.notes,
         )
-        return rounding
 
     def baseline_meter(self, tolerance: Tolerance) -> BaselineMeter | None:
         """Return the meter of the module's own error in the file's precision; None if the tolerance does not use it."""

@@ -2,7 +2,9 @@
 
 Each becomes `com.microsoft::MatMulNBits`. Its accuracy level of 4 lets the processor round activations to 8 bits, with
 a scale for every 32 numbers of one token, where it multiplies 8-bit integers fast; that error is a sixteenth of the
-weights' own (docs/numerics.md). No token has a say in the scales of another.
+weights' own (docs/numerics.md). No token has a say in the scales of another. Layers whose products it would ruin have a
+level of 1 and multiply numbers as they are: a massive activation takes the bits of its 31 neighbours. Which ones is
+measured on the inputs of the calibration.
 
 With calibration, matrices of 4 bits are rounded for the inputs that they meet in use (`gptq`), and kinds of layers that
 cost most get 8 bits (`mixed_bits`). Without, each matrix is rounded by its own numbers.
@@ -14,7 +16,7 @@ streams, and matrices too narrow to be worth it stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,7 +26,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ....core.versions import WIDE_BLOCKS_FROM
-from ....onnx_graph.block_weights import ACCURACY, BITS, DOMAIN, OP_TYPE, WIDE_BITS, packed
+from ....onnx_graph.block_weights import ACCURACY, BITS, DOMAIN, EXACT, OP_TYPE, WIDE_BITS, packed
 from ....onnx_graph.graph_values import add_constant, replace_node
 from ....onnx_graph.standard_ops.names import MODULE
 from .blocks import BLOCK, Blocks, Floats, round_in_blocks
@@ -33,6 +35,12 @@ from .gptq import round_for_inputs
 from .linear_layers import StoredMatrix, is_transposed, linear_layers, replace_layers
 from .mixed_bits import Rounded, choose
 from .tables import quantize_tables
+
+# A layer multiplies inputs as they are if rounding them would change it by this part, at any token. Ordinary layers
+# have up to 0.016, those of a trained model up to 0.04, and those with a massive activation 0.15 to 0.8.
+_RUINED = 0.1
+# Of so many such layers each is named.
+_NAMED = 3
 
 
 @dataclass
@@ -47,6 +55,7 @@ class Rounding:
 
     Attributes:
         notes: what was chosen, and by which measurement.
+        exact: paths of layers whose inputs are not rounded; all others' may be.
     """
 
     calibration: Calibration | None = None
@@ -54,6 +63,7 @@ class Rounding:
     bits: int = BITS
     table_bits: int = WIDE_BITS
     notes: list[str] = field(default_factory=list)
+    exact: frozenset[str] = frozenset()
     _made: dict[str, Blocks] = field(default_factory=dict)
     _tables: dict[str, Blocks] = field(default_factory=dict)
 
@@ -81,6 +91,8 @@ class Rounding:
         Layers that the calibration does not show are left out.
         """
         calibration, self.calibration = self.calibration, None
+        if calibration is not None:
+            self.exact = self._ruined(calibration, matrices)
         if self.bits == WIDE_BITS:
             if not self._made:
                 self.notes.append(f"matrices in blocks of 8 bits; they need onnxruntime {WIDE_BLOCKS_FROM}")
@@ -89,6 +101,20 @@ class Rounding:
         elif calibration is not None:
             self._made = self._measured(calibration, matrices)
         return self._made
+
+    def _ruined(self, calibration: Calibration, matrices: Mapping[str, NDArray[Any]]) -> frozenset[str]:
+        """Return the layers that a rounding of their inputs would ruin."""
+        known = {_layer_of(path) for path, x in matrices.items() if _fits(calibration, path, x)}
+        parts = calibration.rounded_inputs(dict.fromkeys(known, BLOCK))
+        ruined = sorted((path for path, part in parts.items() if part > _RUINED), key=lambda path: -parts[path])
+        if ruined:
+            named = [f"{path} ({parts[path]:.0%})" for path in ruined[:_NAMED]]
+            more = len(ruined) - len(named)
+            self.notes.append(
+                f"{', '.join(named)}{f' and {more} more layers' if more else ''}: inputs are multiplied as they are; "
+                "rounded to 8 bits they would change the layer's outputs at one token by that part"
+            )
+        return frozenset(ruined)
 
     def _measured(self, calibration: Calibration, matrices: Mapping[str, NDArray[Any]]) -> dict[str, Blocks]:
         known = {path: x for path, x in matrices.items() if _fits(calibration, path, x)}
@@ -141,7 +167,7 @@ def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
             matrices[piece], paths[name] = numbers, piece
     made = rounding.blocks(matrices)
     blocks = {name: made[path] for name, path in paths.items() if path in made}
-    replace_layers(model, "blocks", partial(_stored, model, blocks, rounding.bits), _replace)
+    replace_layers(model, "blocks", partial(_stored, model, blocks, rounding.bits), partial(_replace, rounding.exact))
     return model
 
 
@@ -184,8 +210,8 @@ def _stored(model: ir.Model, made: Mapping[str, Blocks], bits: int, name: str, m
     return [add_constant(model.graph, f"{name}.{part}", array) for part, array in parts.items()]
 
 
-def _replace(node: ir.Node, matrix: StoredMatrix) -> None:
-    """Replace a linear layer by a product with a stored matrix."""
+def _replace(exact: Collection[str], node: ir.Node, matrix: StoredMatrix) -> None:
+    """Replace a linear layer by a product with a stored matrix; the inputs of exact ones are not rounded."""
     levels = matrix.initializers[0].shape
     assert levels is not None and isinstance(levels[-1], int)
     replace_node(
@@ -198,5 +224,5 @@ def _replace(node: ir.Node, matrix: StoredMatrix) -> None:
         N=matrix.columns,
         bits=levels[-1] * 8 // BLOCK,
         block_size=BLOCK,
-        accuracy_level=ACCURACY,
+        accuracy_level=EXACT if node.metadata_props.get(MODULE, "") in exact else ACCURACY,
     )

@@ -15,6 +15,8 @@ _MEMORY = 1 << 30
 _HEAD = 1 << 15
 # Positions whose logits become distributions at a time.
 _POSITIONS = 64
+# Outputs of a layer on which a rounding of its inputs is measured: every so many-th, so that about these are left.
+_OUTPUTS = 1024
 
 
 class Calibration:
@@ -26,6 +28,7 @@ class Calibration:
         rows: the inputs of each call.
         judged: the inputs on which effects are measured; others than `rows`.
         words: what the inputs are, for reports.
+        begun: inputs that begin in each way in which a sequence may begin; by default those to judge.
     """
 
     def __init__(
@@ -34,8 +37,10 @@ class Calibration:
         rows: Sequence[tuple[Tensor, ...]],
         judged: Sequence[tuple[Tensor, ...]],
         words: str,
+        begun: Sequence[tuple[Tensor, ...]] = (),
     ) -> None:
         self.entry, self.rows, self.judged, self.words = entry, rows, judged, words
+        self.begun = begun or judged
         model = entry.model
         assert isinstance(model, nn.Module)
         self.layers = {path: part for path, part in model.named_modules() if isinstance(part, nn.Linear)}
@@ -78,11 +83,7 @@ class Calibration:
             counts[path] = counts.get(path, 0) + given.numel() // given.shape[-1]
 
         with ExitStack() as stack:
-            for layer in self.layers.values():
-                own = vars(layer)
-                if layer.out_features >= _HEAD and "forward" not in own:
-                    own["forward"] = _nothing
-                    stack.callback(own.pop, "forward")
+            self._without_heads(stack)
             for path in paths:
                 hook = self.layers[path].register_forward_pre_hook(lambda _, inputs, path=path: take(path, inputs[0]))
                 stack.callback(hook.remove)
@@ -90,6 +91,44 @@ class Calibration:
                 self.entry(*row)
                 last.clear()
         return {path: total / counts[path] for path, total in sums.items()}
+
+    @torch.no_grad()
+    def rounded_inputs(self, blocks: Mapping[str, int]) -> dict[str, float]:
+        """Return how much layers change, at most at one token, if their inputs are rounded to 8 bits.
+
+        It is the norm of a token's change over that of its outputs, or over the median of all tokens' where that is
+        larger: a token whose outputs are next to nothing has no say. Measured on the inputs that begin in each way.
+
+        Args:
+            blocks: by path of a layer, how many neighbouring numbers of a token share a scale.
+        """
+        largest: dict[str, float] = {}
+
+        def take(path: str, given: Tensor) -> None:
+            weight = self.layers[path].weight.float()
+            weight = weight[:: -(-len(weight) // _OUTPUTS)]
+            x = given.detach().reshape(-1, given.shape[-1]).float()
+            sizes = (x @ weight.T).norm(dim=-1)
+            change = ((_rounded(x, blocks[path]) - x) @ weight.T).norm(dim=-1)
+            parts = change / torch.maximum(sizes, sizes.median())
+            largest[path] = max(largest.get(path, 0.0), float(parts.nan_to_num(0.0).amax()) if len(parts) else 0.0)
+
+        with ExitStack() as stack:
+            self._without_heads(stack)
+            for path in blocks:
+                hook = self.layers[path].register_forward_pre_hook(lambda _, inputs, path=path: take(path, inputs[0]))
+                stack.callback(hook.remove)
+            for row in self.begun:
+                self.entry(*row)
+        return largest
+
+    def _without_heads(self, stack: ExitStack) -> None:
+        """Compute nothing in heads until the stack is left."""
+        for layer in self.layers.values():
+            own = vars(layer)
+            if layer.out_features >= _HEAD and "forward" not in own:
+                own["forward"] = _nothing
+                stack.callback(own.pop, "forward")
 
     @torch.no_grad()
     def outputs(self) -> list[Tensor]:
@@ -122,6 +161,14 @@ class Calibration:
 def _nothing(x: Tensor) -> Tensor:
     """Return one column of zeros, in place of the logits of a large vocabulary, which moments do not need."""
     return x.new_zeros((*x.shape[:-1], 1))
+
+
+def _rounded(x: Tensor, block: int) -> Tensor:
+    """Round tokens `[T, K]` as `MatMulNBits` does at its accuracy level 4: blocks share the scale of their largest."""
+    padded = nn.functional.pad(x, (0, -x.shape[-1] % block)).reshape(len(x), -1, block)
+    scales = padded.abs().amax(-1, keepdim=True) / 127
+    rounded = torch.where(scales > 0, (padded / scales).round() * scales, padded)
+    return rounded.flatten(-2)[:, : x.shape[-1]]
 
 
 def kind_of(path: str) -> str:

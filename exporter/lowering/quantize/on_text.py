@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ....core.errors import UsageError
 from ....core.tensors import INTEGER_MASKS
 from ....runtime.inputs.arrays import load_arrays, random_inputs
 from ....runtime.text_inputs.rows import Row, arrays_of_rows, token_names
-from ....runtime.text_inputs.tokens import Tokens
+from ....runtime.text_inputs.tokens import Opening, Tokens
 from ...options import ExportRequest
 from ...source.source_model import SourceModel
 from ...source.tokens import tokens_of, tokens_of_text
@@ -30,6 +31,9 @@ _JUDGED = 512
 _MOST_ROWS = 64
 # Passages of a row.
 _PASSAGES = 2
+# Tokens of the rows, one for each way to begin, on which a rounding of activations is measured; the lengths of such a
+# row that are tried where nothing else is measured.
+_BEGUN, _SHORT = 2048, (64, 128, 256)
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -52,15 +56,17 @@ def rounding_on_text(request: ExportRequest, source: SourceModel) -> Rounding | 
     table_bits = TABLE_BITS[request.table_dtype or "int8"]
     logits = source.outputs[0] == "logits"
     if min(kind.bits, table_bits) == max(TABLE_BITS.values()):
-        return Rounding(bits=kind.bits, table_bits=table_bits, logits=logits)
+        measured = _calibration(request, source, rounds=False)
+        calibration = None if isinstance(measured, str) else measured
+        return Rounding(calibration, bits=kind.bits, table_bits=table_bits, logits=logits)
     found = _calibration(request, source)
     if isinstance(found, str):
         return Rounding(bits=kind.bits, table_bits=table_bits, logits=logits, notes=[found])
     return Rounding(found, bits=kind.bits, table_bits=table_bits, logits=logits)
 
 
-def _calibration(request: ExportRequest, source: SourceModel) -> Calibration | str:
-    """Return the model with inputs to calibrate on, or why there are none."""
+def _calibration(request: ExportRequest, source: SourceModel, *, rounds: bool = True) -> Calibration | str:
+    """Return the model with inputs to calibrate on, or why there are none; without `rounds` weights are not rounded."""
     path = None if request.calibration is None else Path(request.calibration)
     if path is not None and path.suffix == ".npz":
         return _on_arrays(path, source)
@@ -73,21 +79,39 @@ def _calibration(request: ExportRequest, source: SourceModel) -> Calibration | s
             "weights rounded without calibration: the model has no token input; an .npz with inputs of the model as "
             f"{argument('calibration')} rounds them better"
         )
-    length = min(_ROW, source.shapes.seq_len)
-    count, judged = (min(_MOST_ROWS, max(1, most // length)) for most in (_TOKENS, _JUDGED))
-    at = source.resized(seq_len=length, batch=1)
-    rows = _rows(at, tokens, range(count + judged))
+    at = _of_one_row(source, (_ROW,) if rounds else _SHORT)
+    length = at.shapes.seq_len
+    count, judged = (min(_MOST_ROWS, max(1, most // length)) if rounds else 0 for most in (_TOKENS, _JUDGED))
+    rows = _rows(at, tokens, [(start, None) for start in range(count + judged)])
+    openings = [None, *tokens.openings][: max(1, _BEGUN // length)]
+    begun = _rows(at, tokens, list(enumerate(openings)))
     words = tokens.describe(count, count * length) + ("" if path is None else f" of {path.name}")
-    return Calibration(entry_of(at, "fp32"), rows[:count], rows[count:], words)
+    return Calibration(entry_of(at, "fp32"), rows[:count], rows[count:], words, begun)
 
 
-def _rows(source: SourceModel, tokens: Tokens, starts: range) -> list[Inputs]:
-    """Return the inputs of calls with one row each, at the sizes of the model."""
+def _of_one_row(source: SourceModel, lengths: Sequence[int]) -> SourceModel:
+    """Return the model at the first of these lengths that it accepts, else at its own, with a batch of one row."""
+    for length in lengths:
+        try:
+            return source.resized(seq_len=min(length, source.shapes.seq_len), batch=1)
+        except UsageError:
+            continue
+    return source.resized(batch=1)
+
+
+def _rows(source: SourceModel, tokens: Tokens, kinds: Sequence[tuple[int, Opening | None]]) -> list[Inputs]:
+    """Return the inputs of calls with one row each, at the sizes of the model.
+
+    Args:
+        source: the model.
+        tokens: where the tokens come from.
+        kinds: of each row, which passage it begins with, and its opening; None for the usual one.
+    """
     specs = source.inputs("fp32")
     drawn = random_inputs(specs, 0, source.token_limit)
     found = []
-    for start in starts:
-        row = Row("", tokens.row(start % tokens.kinds, source.shapes.seq_len, pieces=_PASSAGES))
+    for start, opening in kinds:
+        row = Row("", tokens.row(start % tokens.kinds, source.shapes.seq_len, opening, pieces=_PASSAGES))
         arrays = arrays_of_rows([row], specs, drawn, tokens.pad)
         found.append(tuple(torch.from_numpy(arrays[spec.name]) for spec in specs))
     return found

@@ -6,13 +6,20 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from localattn.core.nodes.fused import FUSED_DOMAIN, FUSED_NODES, FUSED_VERSION, ROTATIONS
+from localattn.exporter.lowering.fused_functions import build_fused
 from localattn.onnx_graph.precision import half_to_fp32
 from localattn.runtime.backends.onnxruntime.session import ROUNDED, open_bytes, open_file
 from localattn.runtime.parity.overflow import beyond_fp16, describe, range_record
+
+from ...support.models.opsets import when_run
+from ...support.native.fused_reference import shapes
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "own" : 1]>\n'
 # A body from x fp16[4,8] and y fp16[8,4] to z; numbers of which some overflow, and others vanish.
@@ -187,6 +194,51 @@ def test_functions_that_compute_in_fp32_do_not_count() -> None:
         session = open_file(_bytes(model), "cpu", plugin="none", halves="rounded")
         session.run({"x": numbers((4, 8), 3e3)})
         assert {one.module for one in beyond_fp16([session])} == ({"norm"} if overflows else set())
+
+
+@pytest.mark.parametrize("opset", [when_run(number) for number in (18, 20, 24)])
+@pytest.mark.parametrize("op_type", [node.op_type for node in FUSED_NODES if "fp16" in node.dtypes])
+def test_values_inside_of_fused_functions_are_watched(op_type: str, opset: int) -> None:
+    """Each number that the body of a node computes in fp16, by onnx's own inliner; what it only moves is not."""
+    sizes = {"streams": 0, "dim": 16, "heads": 2, "heads_first": True, "own_positions": False}
+    kind = sizes if op_type in ROTATIONS else {"streams": 4, "dim": 16}
+    given = shapes(op_type, 2, 11, **kind)
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, x) for name, x in given.items()]
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, None)
+    node = onnx.helper.make_node(op_type, [*given], ["y"], domain=FUSED_DOMAIN)
+    node.metadata_props.add(key=half_to_fp32.MODULE, value="layers.3.mlp")
+    opsets = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(FUSED_DOMAIN, FUSED_VERSION)]
+    body = ir.serde.serialize_function(build_fused(op_type, opset))
+    graph = onnx.helper.make_graph([node], "one_node", values, [result])
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=[body])
+    plain = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(model))
+    types = {x.name: x.type.tensor_type.elem_type for x in (*plain.graph.value_info, *plain.graph.output)}
+    computed = {
+        name
+        for one in plain.graph.node
+        if one.op_type not in ("Reshape", "Slice", "Split", "Concat")
+        for name in one.output
+        if types[name] == onnx.TensorProto.FLOAT16
+    }
+    watched = half_to_fp32.watch(model).values
+    assert computed and {name for name, _ in watched} == computed
+    assert {module for _, module in watched} == {"layers.3.mlp"}
+
+
+def test_a_cube_inside_of_a_gated_gelu_is_named() -> None:
+    """Below opset 20 its body is written out; the gate is 100."""
+    body = ir.serde.serialize_function(build_fused("GatedGeluTanh", 18))
+    text = f"""<ir_version: 10, opset_import: ["" : 18, "{FUSED_DOMAIN}" : {FUSED_VERSION}]>
+    m (float16[4,8] x, float16[4,8] y) => (float16[4,8] z) {{ z = {FUSED_DOMAIN}.GatedGeluTanh(x, y) }}"""
+    model = onnx.parser.parse_model(text)
+    model.functions.append(body)
+    model.graph.node[0].metadata_props.add(key=half_to_fp32.MODULE, value="layers.3.mlp")
+    session = open_file(_bytes(model), "cpu", plugin="none", halves="rounded")
+    ones = np.ones((4, 8), np.float16)
+    assert (session.run({"x": ones, "y": ones * 100})["z"] == 100).all()
+    record = range_record([session], "one row")
+    assert record is not None and record.status == "passed"
+    assert "layers.3.mlp reaches 1,000,000" in record.detail and "changes no bit" in record.detail
 
 
 def test_loops_round_inside() -> None:
