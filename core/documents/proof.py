@@ -17,6 +17,9 @@ GOLDEN_CHECK = "golden outputs"
 # Names of the checks of attention windows and of memory.
 WINDOW_CHECK = "window"
 MEMORY_CHECK = "linear memory"
+# Names of the two checks that prove a file of rounded weights, apart from what rounding costs.
+GRAPH_CHECK = "graph before rounding"
+ROUNDED_CHECK = "rounded weights"
 
 
 def proven_by_golden(checks: Sequence[CheckRecord]) -> bool:
