@@ -180,7 +180,8 @@ def tolerance_for(
         raise UsageError(
             f"There is no tolerance for element type {dtype!r}.", fix=f"Known: {', '.join(TOLERANCES)}."
         ) from None
+    tolerance = RUINED.get(dtype, tolerance) if proven else tolerance
     if atol is None and rtol is None:
-        return RUINED.get(dtype, tolerance) if proven else tolerance
+        return tolerance
     absolute, relative = tolerance.atol or 0.0, tolerance.rtol or 0.0
     return Tolerance(absolute if atol is None else atol, relative if rtol is None else rtol, cosine=tolerance.cosine)

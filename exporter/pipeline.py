@@ -210,7 +210,8 @@ def check(job: Job[Any], part: Part, progress: Progress) -> Part:
     Raises:
         CheckFailed: a check failed; the later ones are not run.
     """
-    return replace(part, checks=demand(run_checks(job.checked(part, progress)), job.options, job.precision, job.mapped))
+    file = job.checked(part, progress)
+    return replace(part, checks=demand(run_checks(file), job.options, job.precision, job.mapped, file.remedy))
 
 
 def without_functions(job: Job[Any], parts: Sequence[Part], progress: Progress) -> list[Part]:

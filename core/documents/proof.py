@@ -27,6 +27,12 @@ def proven_by_golden(checks: Sequence[CheckRecord]) -> bool:
     return any(check.name == GOLDEN_CHECK and check.status == "passed" for check in checks)
 
 
+def proven_apart(checks: Sequence[CheckRecord]) -> bool:
+    """Check whether an export proved the graph and the stored weights of a file of rounded weights."""
+    passed = {check.name for check in checks if check.status == "passed"}
+    return {GRAPH_CHECK, ROUNDED_CHECK} <= passed
+
+
 def not_proven(arguments: Sequence[str], model: str) -> list[str]:
     """Warn of arguments that no check proves; return no warning if there are none.
 

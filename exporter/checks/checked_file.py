@@ -62,6 +62,10 @@ class CheckedFile(ABC):
         """Whether the file has standard operators where `nodes` has attention nodes."""
         return self._nodes is not None
 
+    def remedy(self) -> str:
+        """Say which other option would pass where parity failed; "" where that is not known."""
+        return ""
+
 
 class ExportedFile(CheckedFile):
     """A file that was made from a model in PyTorch, which it is compared with.

@@ -14,8 +14,9 @@ What remains is what rounding costs the model, which is quality and not a fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,18 @@ from numpy.typing import NDArray
 
 from ...core.documents.proof import GRAPH_CHECK
 from ...core.documents.sidecar import CheckRecord
+from ...core.errors import LocalAttnError
 from ...core.tolerance import Tolerance
 from ...onnx_graph import block_weights
 from ...onnx_graph.block_weights import ACCURACY, EXACT, unpacked
+from ...onnx_graph.standard_ops.names import MODULE
 from ...runtime.backends.onnxruntime.session import open_file
 from ...runtime.parity.compare import compare
 from ...runtime.parity.comparison import Comparison, merged
 from ...runtime.parity.runner import Runner, SessionRunner
 from ...runtime.session import Arrays, Session
+from ..lowering.quantize.blocked import Rounding
+from ..lowering.quantize.weights import quantize_weights
 from ..source.source_model import SourceModel
 from .outcome import failed, not_proven, passed
 from .parity import baseline_meter, parity_record
@@ -237,14 +242,50 @@ class Cut:
         return {name: np.take(array, np.arange(length), self.axis) for name, array in inputs.items()}
 
 
-def _few(sets: Sequence[tuple[str, Arrays]], cut: Cut | None) -> list[Arrays]:
-    """Return the first sets, of some positions together."""
+def passes_in_int8(
+    graph: GraphProof,
+    exact: Collection[str] | None,
+    tolerance: Tolerance,
+    feeds: Feeds = SessionRunner,
+    cut: Cut | None = None,
+) -> bool:
+    """Return whether matrices in blocks of 8 bits meet a tolerance on the inputs on which a file was refused.
+
+    Args:
+        graph: before rounding, after its own proof.
+        exact: paths of the layers whose inputs are not rounded; None: all.
+        tolerance: of such a file.
+        feeds: as of `check_rounded`.
+        cut: as of `check_rounded`.
+    """
+    model = ir.load(graph.path)
+    if exact is None:
+        exact = {str(node.metadata_props.get(MODULE, "")) for node in model.graph}
+    try:
+        model = quantize_weights(model, "int8", Rounding(bits=block_weights.WIDE_BITS, exact=frozenset(exact)))
+    except LocalAttnError:
+        return False
+    path = graph.path.with_name(f"int8-{graph.path.name}")
+    ir.save(model, path, external_data=f"{path.name}.{_WEIGHTS}")
+    del model
+    file = feeds(open_file(path, provider="cpu", plugin="none", lean=True, arranged=True))
+    before = feeds(graph.session)
+    found = (
+        comparison
+        for inputs in _few(graph.sets, cut, all_sets=True)
+        for comparison in compare(file, before, inputs, tolerance, expected=before.run(inputs)).comparisons
+    )
+    return all(comparison.passed for comparison in found)
+
+
+def _few(sets: Sequence[tuple[str, Arrays]], cut: Cut | None, *, all_sets: bool = False) -> list[Arrays]:
+    """Return the first sets, of some positions together, or all."""
     found: list[Arrays] = []
     left = _POSITIONS if cut is None else 2 * cut.most
     for _, inputs in sets:
         given = inputs if cut is None else cut.of(inputs)
         size = next(iter(given.values())).size
-        if (left := left - size) < 0 and found:
+        if (left := left - size) < 0 and found and not all_sets:
             break
         found += [given] if size else []
     return found
@@ -264,18 +305,23 @@ def _products(written: ir.Model, before: ir.Model) -> Iterator[Product]:
             continue
         if (node.domain, node.op_type) == (block_weights.DOMAIN, block_weights.OP_TYPE):
             rows, columns, bits = (node.attributes[x].as_int() for x in ("K", "N", "bits"))
-            yield Product(own, bits, (rows, columns), lambda node=node: _of_blocks(node))
+            yield Product(own, bits, (rows, columns), partial(_of_blocks, node))
         elif node.op_type == "MatMulInteger":
-            shape = tuple(int(x) for x in node.inputs[1].shape)  # type: ignore[union-attr]
-            yield Product(own, 8, shape, lambda node=node: _of_columns(written, node))  # type: ignore[arg-type]
+            yield Product(own, 8, _sizes(node.inputs[1]), partial(_of_columns, written, node))
         elif node.op_type == "MatMul" and (widened := _widened(node.inputs[1])) is not None:
             dequantized, turned = widened
             given = dequantized.inputs[0]
-            assert given is not None and given.shape is not None and given.dtype is not None
-            shape = tuple(int(x) for x in given.shape)
-            bits = 4 if "4" in given.dtype.name.removeprefix("FLOAT8E4") else 8
-            shape = shape[::-1] if turned else shape
-            yield Product(own, bits, shape, lambda one=dequantized, turned=turned: _of_dequantize(one, turned))  # type: ignore[arg-type]
+            assert given is not None and given.dtype is not None
+            rows, columns = _sizes(given)
+            shape = (columns, rows) if turned else (rows, columns)
+            bits = 4 if given.dtype in (ir.DataType.UINT4, ir.DataType.INT4) else 8
+            yield Product(own, bits, shape, partial(_of_dequantize, dequantized, turned=turned))
+
+
+def _sizes(value: ir.Value | None) -> tuple[int, int]:
+    """Return the sizes of a constant matrix."""
+    rows, columns = _numbers(value).shape
+    return rows, columns
 
 
 def _widened(value: ir.Value | None) -> tuple[ir.Node, bool] | None:
@@ -295,7 +341,8 @@ def _widened(value: ir.Value | None) -> tuple[ir.Node, bool] | None:
 
 def _numbers(value: ir.Value | None) -> NDArray[Any]:
     assert value is not None and value.const_value is not None
-    return value.const_value.numpy()
+    found: NDArray[Any] = value.const_value.numpy()
+    return found
 
 
 def _of_blocks(node: ir.Node) -> Floats:
@@ -358,12 +405,9 @@ def _tables(written: ir.Model, before: ir.Model) -> Iterator[Table]:
         table = node.inputs[0] if node.op_type == "Gather" and not node.domain else None
         if table is None or not table.is_initializer() or table.name in stored or f"{table.name}.levels" not in stored:
             continue
-        shape = tuple(int(x) for x in table.shape or ())
-        levels = stored[f"{table.name}.levels"]
-        assert levels.shape is not None
-        scales = stored[f"{table.name}.scales"]
-        assert scales.shape is not None
-        bits = int(levels.shape[2]) * int(levels.shape[1]) * 8 // shape[1]
+        shape = _sizes(table)
+        _, blocks, size = _numbers(stored[f"{table.name}.levels"]).shape
+        bits = size * blocks * 8 // shape[1]
 
         def matrix(name: str = str(table.name), bits: int = bits, width: int = shape[1]) -> Floats:
             levels, scales, zeros = (_numbers(stored[f"{name}.{part}"]) for part in ("levels", "scales", "zeros"))
@@ -371,7 +415,7 @@ def _tables(written: ir.Model, before: ir.Model) -> Iterator[Table]:
                 levels = unpacked(levels, width // levels.shape[1])
             return _scaled(levels, scales[..., 0], zeros[..., 0])
 
-        yield Table(str(table.name), bits, shape, matrix)  # type: ignore[arg-type]
+        yield Table(str(table.name), bits, shape, matrix)
 
 
 def _put(before: ir.Model, products: Sequence[Product], tables: Sequence[Table]) -> list[tuple[str, float, int]]:
@@ -391,7 +435,9 @@ def _put(before: ir.Model, products: Sequence[Product], tables: Sequence[Table])
         numbers = product.matrix()
         numbers = np.ascontiguousarray(numbers.T if turned else numbers)
         found.append((str(matrix.name), _apart(numbers, own), product.bits))
-        node.replace_input_with(1, _lazily(graph, f"{product.name}.stored", numbers.shape, product.matrix, turned))
+        node.replace_input_with(
+            1, _lazily(graph, f"{product.name}.stored", numbers.shape, product.matrix, turned=turned)
+        )
     for table in tables:
         value = graph.initializers[table.name]
         found.append((table.name, _apart(table.matrix(), _numbers(value)), table.bits))

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ...core.documents.proof import proven_by_golden
 from ...core.documents.sidecar import CheckRecord, Sidecar
+from ...core.error_texts import argument
 from ...core.machine.resident_memory import release_memory
 from ...core.storage.file_kinds import ONNX
 from ...core.storage.outputs import Output
@@ -31,7 +32,7 @@ from ..checks.layers import check_layer_windows
 from ..checks.parity import check_parity
 from ..checks.quadratic_memory import Shape, SizesInUse, check_quadratic_memory, graph_shapes, unused_first
 from ..checks.quality import check_quality, has_quality
-from ..checks.rounded import GraphProof, check_rounded, keep_unrounded
+from ..checks.rounded import Cut, Feeds, GraphProof, check_rounded, keep_unrounded, passes_in_int8
 from ..checks.sweep import check_dynamic_memory, check_sweep, rows_of_checkpoint
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
 from ..checks.window import check_window
@@ -74,6 +75,18 @@ class RequestJob(Job[ExportReport]):
     def __init__(self, request: ExportRequest) -> None:
         self.request = self.options = request
         self.graphs: dict[Path, GraphProof] = {}
+
+    def remedy(self, graph: GraphProof | None, feeds: Feeds = SessionRunner, cut: Cut | None = None) -> str:
+        """Say which other kind of weights would pass, measured, where a file with its weights is refused."""
+        if graph is None or graph.record is None or graph.record.status != "passed":
+            return ""
+        weights = self.request.weight_dtype
+        if weights != "int8":
+            exact = None if self.rounding is None or self.rounding.exact is None else self.rounding.exact
+            tolerance = self.request.tolerance("int8", proven=True)
+            if passes_in_int8(graph, exact, tolerance, feeds, cut):
+                return f"With {argument('weight_dtype', 'int8')} it would pass, measured on these inputs."
+        return f"Without {argument('weight_dtype')} it would pass: its graph before rounding did."
 
     def keep_unrounded(self, model: ir.Model, path: Path) -> None:
         """Keep the graph of a file before its weights are rounded, for its proofs; fp32 alone has them."""
@@ -221,7 +234,7 @@ class CheckpointFile(SequenceFile):
         super().__init__(part.staged, job.request, progress, part.lowered.nodes)
         self._source, self._request = job.source, job.request
         self._rounding, self.golden = job.rounding, job.golden
-        self._graph = job.graphs.get(part.path)
+        self._job, self._graph = job, job.graphs.get(part.path)
         self._tolerance = job.request.tolerance(job.request.precision, proven=self.has_proofs and self.has_quality)
         self._first_run: dict[str, dict[str, Any]] = {}
         self._range: CheckRecord | None = None
@@ -245,6 +258,9 @@ class CheckpointFile(SequenceFile):
         assert self._graph is not None
         assert self._parity and self._graph.record is not None  # the same inputs
         return self._graph.record
+
+    def remedy(self) -> str:
+        return self._job.remedy(self._graph)
 
     def rounded(self) -> CheckRecord:
         assert self._graph is not None

@@ -172,7 +172,7 @@ class StepFile(ExportedFile):
         self.judged: Judged | None = None
         self._pair = len(job.files) > 1
         self._sessions[self._source.chunk] = self
-        self._graph = job.graphs.get(part.path)
+        self._job, self._graph = job, job.graphs.get(part.path)
         self._tolerance = job.request.tolerance(job.request.precision, proven=self._states_quality)
 
     @property
@@ -205,15 +205,24 @@ class StepFile(ExportedFile):
         return self._graph.record
 
     def rounded(self) -> CheckRecord:
-        asked, source = self._asked, self._source
         assert self._graph is not None
+        blocks = in_blocks(self._asked.weight_dtype)
+        return check_rounded(self.path, self.session, self._graph, self._fed, blocks=blocks, cut=self._cut)
 
-        def fed(session: Session) -> StepRunner:
-            return step_runner(session, source, asked.dtype, None, None)
+    def remedy(self) -> str:
+        return self._job.remedy(self._graph, self._fed, self._cut)
 
-        cut = Cut(source.source.family.length_axis, max(_ROUNDED, source.chunk), source.chunk)
-        blocks = in_blocks(asked.weight_dtype)
-        return check_rounded(self.path, self.session, self._graph, fed, blocks=blocks, cut=cut)
+    def _fed(self, session: Session) -> StepRunner:
+        return step_runner(session, self._source, self._asked.dtype, None, None)
+
+    @property
+    def _cut(self) -> Cut:
+        source = self._source
+        return Cut(
+            source.record(self._asked.dtype, mode="step", prefill=None).sequence_axis,
+            max(_ROUNDED, source.chunk),
+            source.chunk,
+        )
 
     def parity(self) -> CheckRecord:
         return self._parity

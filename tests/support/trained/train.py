@@ -13,9 +13,16 @@ round: these predict text, and have
   and the columns of the matrices behind them divided, which changes no output.
 
 The text is what ships for calibration, and the topics of Python's own help; nothing is judged on either. Each takes
-about 40 processor seconds. Measured on the judged part of the shipped text, 8 rows of 128 tokens:
+about a processor minute. Measured on the judged part of the shipped text, 8 rows of 128 tokens:
 
-@MEASURED@
+| | gemma3 | qwen2 |
+|---|---|---|
+| parameters | 406,944 | 240,480 |
+| perplexity; 768 by chance | 105 | 113 |
+| largest activation of `<bos>`, of any other token | 1,293; 11 | 5,894; 20 |
+| kurtosis of what linear layers read (3 is normal) | 59 | 84 |
+| largest weight of the sharpest head, mean over queries | 0.86 | 0.83 |
+| weight on `<bos>` of the head that looks there most | 0.60 | 0.53 |
 """
 
 from __future__ import annotations
@@ -117,7 +124,7 @@ def keep_channels(model: Any) -> dict[Tensor, Tensor]:
             gain = inner.layers[0].post_feedforward_layernorm.weight
             keep(gain, MASSIVE)
             gain[MASSIVE] = 300.0
-        mlp.down_proj.weight[MASSIVE, 0] = 60.0 if normed else 4.0
+        mlp.down_proj.weight[MASSIVE, 0] = 20.0 if normed else 4.0
     return free
 
 
