@@ -128,9 +128,14 @@ class CheckOptions:
         """Whether to compare on one set of inputs, and leave out what the table of checks calls long."""
         return self.checks == "quick"
 
-    def tolerance(self, precision: str) -> Tolerance:
-        """Return the tolerance for a file of this precision, an entry of `core.tolerance`."""
-        return tolerance_for(precision, self.atol, self.rtol)
+    def tolerance(self, precision: str, *, proven: bool = False) -> Tolerance:
+        """Return the tolerance for a file of this precision, an entry of `core.tolerance`.
+
+        Args:
+            precision: of the file.
+            proven: its graph and its weights are proven apart, so that only the quality of rounding is judged.
+        """
+        return tolerance_for(precision, self.atol, self.rtol, proven=proven)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,9 +82,11 @@ class Job(ABC, Generic[R]):
     Attributes:
         options: options of the files.
         mapped: the memory-mapped checkpoint, whose pages need not stay in memory.
+        folder: the temporary folder of the export.
     """
 
     options: FileOptions
+    folder: Path
     mapped: Path | None = None
 
     @property
@@ -173,6 +175,7 @@ def run(job: Job[R], progress: Progress = lambda _: None) -> R:
         CheckFailed: a check found a fault; nothing was written.
     """
     with writing(*job.outputs(), inputs=job.inputs(), overwrite=job.options.overwrite) as folder:
+        job.folder = folder
         job.open(progress)
         parts = job.trace(progress)
         parts = [replace(part, form=job.lower(part)) for part in parts]
@@ -207,7 +210,8 @@ def check(job: Job[Any], part: Part, progress: Progress) -> Part:
     Raises:
         CheckFailed: a check failed; the later ones are not run.
     """
-    return replace(part, checks=demand(run_checks(job.checked(part, progress)), job.options, job.precision, job.mapped))
+    file = job.checked(part, progress)
+    return replace(part, checks=demand(run_checks(file), job.options, job.precision, job.mapped, file.remedy))
 
 
 def without_functions(job: Job[Any], parts: Sequence[Part], progress: Progress) -> list[Part]:

@@ -17,11 +17,20 @@ GOLDEN_CHECK = "golden outputs"
 # Names of the checks of attention windows and of memory.
 WINDOW_CHECK = "window"
 MEMORY_CHECK = "linear memory"
+# Names of the two checks that prove a file of rounded weights, apart from what rounding costs.
+GRAPH_CHECK = "graph before rounding"
+ROUNDED_CHECK = "rounded weights"
 
 
 def proven_by_golden(checks: Sequence[CheckRecord]) -> bool:
     """Check whether the golden outputs are among the checks that passed."""
     return any(check.name == GOLDEN_CHECK and check.status == "passed" for check in checks)
+
+
+def proven_apart(checks: Sequence[CheckRecord]) -> bool:
+    """Check whether an export proved the graph and the stored weights of a file of rounded weights."""
+    passed = {check.name for check in checks if check.status == "passed"}
+    return {GRAPH_CHECK, ROUNDED_CHECK} <= passed
 
 
 def not_proven(arguments: Sequence[str], model: str) -> list[str]:

@@ -67,6 +67,10 @@ class CheckedFile(ABC):
         """Whether the file has standard operators where `nodes` has attention nodes."""
         return self._nodes is not None
 
+    def remedy(self) -> str:
+        """Say which other option would pass where parity failed; "" where that is not known."""
+        return ""
+
 
 class ExportedFile(CheckedFile):
     """A file that was made from a model in PyTorch, which it is compared with.
@@ -84,6 +88,28 @@ class ExportedFile(CheckedFile):
     @abstractmethod
     def parity(self) -> CheckRecord:
         """Compare with the reference."""
+
+    @property
+    def has_own_norms(self) -> bool:
+        """Whether the user's own model is at hand, whose norms say what they add before they divide."""
+        return False
+
+    def epsilons(self) -> CheckRecord:
+        """Compare what its norms add before they divide with the user's own model."""
+        raise NotImplementedError
+
+    @property
+    def has_proofs(self) -> bool:
+        """Whether its weights are rounded, and its graph before rounding was kept."""
+        return False
+
+    def graph(self) -> CheckRecord:
+        """Compare its graph before rounding with the reference."""
+        raise NotImplementedError
+
+    def rounded(self) -> CheckRecord:
+        """Compare with the graph before rounding, in which its own weights stand."""
+        raise NotImplementedError
 
     def halves(self) -> CheckRecord | None:
         """Report how large fp16 values were during the comparison; None if they were not watched."""

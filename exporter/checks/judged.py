@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...core.documents.sidecar import CheckRecord
 from ...core.tensors import TensorSpec
@@ -17,6 +18,9 @@ from ...runtime.text_inputs.rows import Row, arrays_of_rows, fill, rows_of_use, 
 from ...runtime.text_inputs.tally import Tally
 from ...runtime.text_inputs.tokens import Tokens
 from ..source.source_model import SourceModel
+
+if TYPE_CHECKING:
+    from .rounded import GraphProof
 
 # Tokens of all rows of text together, at most.
 MOST_TOKENS = 4096
@@ -45,6 +49,7 @@ class Judged:
         tokens: where its tokens come from; None for inputs of floats.
         others: sessions of files that run with it, judged in the same way.
         halves: whether the file is in fp16.
+        graph: of a file of rounded weights, the proof of its graph before rounding, on the same inputs.
     """
 
     session: Session
@@ -53,6 +58,7 @@ class Judged:
     tokens: Tokens | None = None
     others: Sequence[Session] = ()
     halves: bool = False
+    graph: GraphProof | None = None
     _tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:

@@ -72,6 +72,8 @@ def check_parity(
         if meter is not None:
             missed = not all(comparison.passed for comparison in comparisons)
             meter.take(reference, inputs.arrays, expected, missed=missed)
+        if judged.graph is not None:
+            judged.graph.take(inputs.name, inputs.arrays, source, reference, expected)
         sample = reference.sample(inputs.arrays)
         del expected
         found += [(inputs.name, comparison) for comparison in comparisons]
@@ -174,6 +176,8 @@ def check_input_sets(
         if meter is not None:
             missed = not all(comparison.passed for comparison in comparisons)
             meter.take(reference, inputs.arrays, expected, missed=missed)
+        if judged.graph is not None and isinstance(reference, ReferenceRunner):
+            judged.graph.take(inputs.name, inputs.arrays, reference.source, reference, expected)
         del expected  # before the next one is made: logits of a large vocabulary are large
     if not found:
         return not_proven("no inputs were compared")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,11 @@ def check_step_parity(
         if meter is not None:
             missed = not all(comparison.passed for comparison in compared.comparisons)
             meter.take(reference, inputs.arrays, compared.expected, missed=missed)
+        if judged.graph is not None:
+            graph = judged.graph
+            then_graph = None if graph.then is None else graph.then.session
+            feeds = partial(step_runner, source=source, dtype=dtype, then=then_graph, singles=singles)
+            graph.take(inputs.name, inputs.arrays, at, reference, compared.expected, feeds)
         found += [(inputs.name, comparison) for comparison in compared.comparisons]
         alone |= {inputs.name} if inputs.alone else set()
         del compared  # before the next ones are made: logits of a large vocabulary are large

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from ...core.documents.proof import GOLDEN_CHECK, MEMORY_CHECK, WINDOW_CHECK
+from ...core.documents.proof import GOLDEN_CHECK, GRAPH_CHECK, MEMORY_CHECK, ROUNDED_CHECK, WINDOW_CHECK
 from ...core.documents.sidecar import PARITY, CheckRecord
 from ...runtime.inputs.rows import ROWS, open_batch
 from ...runtime.parity.overflow import FP16_RANGE
 from .checked_file import CheckedFile, ConvertedFile, ExportedFile, Kind, SequenceFile
+from .epsilons import EPSILONS
 from .loads import check_loads
 from .outcome import skipped
 from .quality import QUALITY
@@ -90,9 +91,12 @@ CHECKS: tuple[Check, ...] = (
         EXPORTS,
         where=lambda file: file.golden is not None,
     ),
+    Check(GRAPH_CHECK, _of_kind(ExportedFile.graph), EXPORTS, where=lambda file: file.has_proofs),
+    Check(ROUNDED_CHECK, _of_kind(ExportedFile.rounded), EXPORTS, where=lambda file: file.has_proofs),
     Check(PARITY, _of_kind(ExportedFile.parity), EXPORTS),
     Check(FP16_RANGE, _of_kind(ExportedFile.halves), EXPORTS, where=lambda file: file.halves() is not None),
     Check(QUALITY, _of_kind(ExportedFile.quality), EXPORTS, quick=False, where=lambda file: file.has_quality),
+    Check(EPSILONS, _of_kind(ExportedFile.epsilons), EXPORTS, where=lambda file: file.has_own_norms),
     Check(ROWS, _of_kind(SequenceFile.rows), SEQUENCES, where=_open_batch),
     Check(WINDOW_CHECK, _of_kind(SequenceFile.window), SEQUENCES, quick=False, of_nodes=True),
     Check(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...core.documents.proof import GOLDEN_CHECK
@@ -23,12 +23,17 @@ _REPORT = "Run again with -v for more, or report the model's configuration."
 
 
 def demand(
-    records: Iterable[CheckRecord], options: FileOptions, precision: str, mapped: Path | None
+    records: Iterable[CheckRecord],
+    options: FileOptions,
+    precision: str,
+    mapped: Path | None,
+    remedy: Callable[[], str] = lambda: "",
 ) -> list[CheckRecord]:
     """Run checks one after the other, and return their records, that of golden outputs first.
 
     The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one. `options` and
-    `precision`, an entry of `core.tolerance`, are those of the file, for the advice.
+    `precision`, an entry of `core.tolerance`, are those of the file, for the advice; `remedy` says which other option
+    would pass.
 
     Raises:
         CheckFailed: a check failed; the later ones are not run.
@@ -41,13 +46,13 @@ def demand(
             raise CheckFailed(
                 f"The exported file failed its check: {record.name}.",
                 why=record.detail,
-                fix=f"Nothing was written. {_advice(record, options, precision)}",
+                fix=f"Nothing was written. {_advice(record, options, precision, remedy)}",
             )
         passed.append(record)
     return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)
 
 
-def _advice(record: CheckRecord, options: FileOptions, precision: str) -> str:
+def _advice(record: CheckRecord, options: FileOptions, precision: str, remedy: Callable[[], str]) -> str:
     """Say what to do about a failed check."""
     accepted_by = way_to_accept(record.name)
     if accepted_by:
@@ -55,5 +60,5 @@ def _advice(record: CheckRecord, options: FileOptions, precision: str) -> str:
     if record.name != PARITY:
         return _REPORT
     kind = WEIGHT_KINDS.get(precision)
-    other = "" if kind is None else f"{kind.instead} "
+    other = "" if kind is None else f"{remedy() or kind.instead} "
     return other + how_to_accept([record.figures], options.tolerance(precision))

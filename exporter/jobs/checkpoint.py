@@ -8,8 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from ...core.documents.proof import proven_by_golden
 from ...core.documents.sidecar import CheckRecord, Sidecar
+from ...core.error_texts import argument
 from ...core.machine.resident_memory import release_memory
 from ...core.storage.file_kinds import ONNX
 from ...core.storage.outputs import Output
@@ -22,12 +25,14 @@ from ..artifact.accompanying_files import check_accompanying_files, copy_accompa
 from ..artifact.serialize import message
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from ..checks.checked_file import SequenceFile
+from ..checks.epsilons import check_epsilons
 from ..checks.golden import check_golden, open_golden
 from ..checks.judged import Judged
 from ..checks.layers import check_layer_windows
 from ..checks.parity import check_parity
 from ..checks.quadratic_memory import Shape, SizesInUse, check_quadratic_memory, graph_shapes, unused_first
 from ..checks.quality import check_quality, has_quality
+from ..checks.rounded import Cut, Feeds, GraphProof, check_rounded, keep_unrounded, passes_in_int8
 from ..checks.sweep import check_dynamic_memory, check_sweep, rows_of_checkpoint
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
 from ..checks.window import check_window
@@ -36,7 +41,7 @@ from ..lowering import functions, trace
 from ..lowering.quantize.blocked import Rounding
 from ..lowering.quantize.fp8_attention import check_attention, measure, quantize_attention
 from ..lowering.quantize.on_text import rounding_on_text
-from ..lowering.quantize.weights import check_precision, check_rounding, quantize_weights, spans_tokens
+from ..lowering.quantize.weights import check_precision, check_rounding, in_blocks, quantize_weights, spans_tokens
 from ..models.forms import FolderFamily
 from ..options import ExportRequest, recorded
 from ..pipeline import Job, Part, Progress
@@ -69,6 +74,26 @@ class RequestJob(Job[ExportReport]):
 
     def __init__(self, request: ExportRequest) -> None:
         self.request = self.options = request
+        self.graphs: dict[Path, GraphProof] = {}
+
+    def remedy(self, graph: GraphProof | None, feeds: Feeds = SessionRunner, cut: Cut | None = None) -> str:
+        """Say which other kind of weights would pass, measured, where a file with its weights is refused."""
+        if graph is None or graph.record is None or graph.record.status != "passed":
+            return ""
+        weights = self.request.weight_dtype
+        if weights != "int8":
+            exact = None if self.rounding is None or self.rounding.exact is None else self.rounding.exact
+            tolerance = self.request.tolerance("int8", proven=True)
+            if passes_in_int8(graph, exact, tolerance, feeds, cut):
+                return f"With {argument('weight_dtype', 'int8')} it would pass, measured on these inputs."
+        return f"Without {argument('weight_dtype')} it would pass: its graph before rounding did."
+
+    def keep_unrounded(self, model: ir.Model, path: Path) -> None:
+        """Keep the graph of a file before its weights are rounded, for its proofs; fp32 alone has them."""
+        request = self.request
+        if request.dtype == "fp32" and request.attention_dtype is None:
+            kept = keep_unrounded(model, self.folder, path.name)
+            self.graphs[path] = GraphProof(kept, request.tolerance("fp32"))
 
     @property
     def precision(self) -> str:
@@ -125,6 +150,7 @@ class CheckpointJob(RequestJob):
             model = quantize_attention(model, measure(source, model))
         self.rounding = rounding_on_text(request, source)
         if request.weight_dtype is not None:
+            self.keep_unrounded(model, request.output)
             progress("Quantizing")
             model = quantize_weights(model, request.weight_dtype, self.rounding)
         return [Part(request.output, model, list(trace.attention_nodes(model)))]
@@ -208,7 +234,8 @@ class CheckpointFile(SequenceFile):
         super().__init__(part.staged, job.request, progress, part.lowered.nodes)
         self._source, self._request = job.source, job.request
         self._rounding, self.golden = job.rounding, job.golden
-        self._tolerance = job.request.tolerance(job.request.precision)
+        self._job, self._graph = job, job.graphs.get(part.path)
+        self._tolerance = job.request.tolerance(job.request.precision, proven=self.has_proofs and self.has_quality)
         self._first_run: dict[str, dict[str, Any]] = {}
         self._range: CheckRecord | None = None
 
@@ -216,11 +243,42 @@ class CheckpointFile(SequenceFile):
         request = self._request
         return check_golden(SessionRunner(self.session), golden, request.tolerance, request.precision, self._source)
 
+    @property
+    def has_own_norms(self) -> bool:
+        return self._source.original is not None
+
+    def epsilons(self) -> CheckRecord:
+        return check_epsilons(self.model, self._source.loaded_original())
+
+    @property
+    def has_proofs(self) -> bool:
+        return self._graph is not None
+
+    def graph(self) -> CheckRecord:
+        assert self._graph is not None
+        assert self._parity and self._graph.record is not None  # the same inputs
+        return self._graph.record
+
+    def remedy(self) -> str:
+        return self._job.remedy(self._graph)
+
+    def rounded(self) -> CheckRecord:
+        assert self._graph is not None
+        self.session.wake()
+        return check_rounded(self.path, self.session, self._graph, blocks=in_blocks(self._request.weight_dtype))
+
     def parity(self) -> CheckRecord:
+        return self._parity
+
+    @cached_property
+    def _parity(self) -> CheckRecord:
         request = self._request
         # Of a file in fp16 it holds a session of its own, which ends here.
         judged = Judged.open(self.path, self.session, request.dtype, request.precision, self._tokens)
+        judged.graph = self._graph
         record = self._compared(judged)
+        if self._graph is not None:
+            self._graph.finish(ReferenceRunner(self._source), judged.describe())
         self._range = judged.range_record()
         self.session.wake()
         return record

@@ -19,28 +19,34 @@ from ...core.storage.file_kinds import ONNX
 from ...core.storage.outputs import Output
 from ...core.tensors import SEQUENCE
 from ...runtime.parity.golden import Golden
+from ...runtime.parity.runner import StepRunner
 from ...runtime.session import Session
 from ...runtime.text_inputs.tokens import Tokens
 from ..artifact.publish import prefill_output
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from ..checks.checked_file import ExportedFile
+from ..checks.epsilons import check_epsilons
 from ..checks.golden import check_golden, open_golden
 from ..checks.judged import Judged
 from ..checks.quality import ROW as QUALITY_ROW
 from ..checks.quality import check_quality, has_quality
+from ..checks.rounded import Cut, check_rounded
 from ..checks.steps import at_length, check_step_parity, step_runner
 from ..checks.wide_integers import check_wide_integers
 from ..export_report import ExportReport
-from ..lowering.quantize.on_text import rounding_on_text
-from ..lowering.quantize.weights import quantize_weights
+from ..lowering.quantize.on_text import CALIBRATION_ROW, rounding_on_text
+from ..lowering.quantize.weights import in_blocks, quantize_weights
 from ..lowering.trace import check_opset, step_nodes, trace_step
 from ..options import ExportRequest
 from ..pipeline import Part, Progress
+from ..source.reference_runner import ReferenceRunner
 from ..source.step_source import StepSource, largest_chunk
 from ..source.tokens import tokens_of
 from .checkpoint import RequestJob, check_request_precision, files_to_copy, model_entries
 
 DEFAULT_CHUNK = 64
+# Positions of a row on which a file is compared with its own weights, one call after the other.
+_ROUNDED = 48
 
 
 class StepsJob(RequestJob):
@@ -78,12 +84,15 @@ class StepsJob(RequestJob):
 
     def trace(self, progress: Progress) -> list[Part]:
         request = self.request
-        self.rounding = rounding_on_text(request, self.files[request.output].source)
+        main = self.files[request.output]
+        # The files have no length of their own: the text that weights are rounded on is as long as rows of text are.
+        self.rounding = rounding_on_text(request, at_length(main, min(main.max_positions, CALIBRATION_ROW)))
         parts = []
         for path, source in self.files.items():
             progress(f"Tracing the model, {source.chunk} token(s) a call")
             model = trace_step(source, request.dtype, request.opset)
             if request.weight_dtype is not None:
+                self.keep_unrounded(model, path)
                 model = quantize_weights(model, request.weight_dtype, self.rounding)
             parts.append(Part(path, model, list(step_nodes(model))))
         return parts
@@ -163,6 +172,8 @@ class StepFile(ExportedFile):
         self.judged: Judged | None = None
         self._pair = len(job.files) > 1
         self._sessions[self._source.chunk] = self
+        self._job, self._graph = job, job.graphs.get(part.path)
+        self._tolerance = job.request.tolerance(job.request.precision, proven=self._states_quality)
 
     @property
     def _then(self) -> Session | None:
@@ -177,19 +188,71 @@ class StepFile(ExportedFile):
         fed = step_runner(self.session, source, asked.dtype, self._then, 0)
         return check_golden(fed, golden, asked.tolerance, asked.precision, source.source)
 
+    @property
+    def has_own_norms(self) -> bool:
+        return self._source.source.original is not None
+
+    def epsilons(self) -> CheckRecord:
+        return check_epsilons(self.model, self._source.source.loaded_original())
+
+    @property
+    def has_proofs(self) -> bool:
+        return self._graph is not None
+
+    def graph(self) -> CheckRecord:
+        assert self._graph is not None
+        assert self._parity and self._graph.record is not None  # the same inputs
+        return self._graph.record
+
+    def rounded(self) -> CheckRecord:
+        assert self._graph is not None
+        blocks = in_blocks(self._asked.weight_dtype)
+        return check_rounded(self.path, self.session, self._graph, self._fed, blocks=blocks, cut=self._cut)
+
+    def remedy(self) -> str:
+        return self._job.remedy(self._graph, self._fed, self._cut)
+
+    def _fed(self, session: Session) -> StepRunner:
+        return step_runner(session, self._source, self._asked.dtype, None, None)
+
+    @property
+    def _cut(self) -> Cut:
+        source = self._source
+        return Cut(
+            source.record(self._asked.dtype, mode="step", prefill=None).sequence_axis,
+            max(_ROUNDED, source.chunk),
+            source.chunk,
+        )
+
     def parity(self) -> CheckRecord:
+        return self._parity
+
+    @cached_property
+    def _parity(self) -> CheckRecord:
         asked = self._asked
-        tolerance = asked.tolerance(asked.precision)
+        tolerance = self._tolerance
         then = self._then
         self.judged = judged = Judged.open(self.path, self.session, asked.dtype, asked.precision, self._tokens)
         judged.others = [] if then is None else [then]
         later = self._pair and self._source.chunk == 1
-        return check_step_parity(
+        judged.graph = graph = self._graph
+        step = self._sessions.get(1)
+        if graph is not None and then is not None and step is not None:
+            graph.then = step._graph
+        record = check_step_parity(
             judged, self._source, asked.dtype, tolerance, then, quick=asked.quick, wraps_later=later
         )
+        if graph is not None:
+            graph.finish(ReferenceRunner(self._source.source), judged.describe())
+        return record
 
     def halves(self) -> CheckRecord | None:
         return None if self.judged is None else self.judged.range_record()
+
+    @property
+    def _states_quality(self) -> bool:
+        """Return whether the quality of this file or of its prefill file is stated, and its proofs are made."""
+        return self._graph is not None and has_quality(self._source.source, self._tokens)
 
     @property
     def has_quality(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.documents.proof import GOLDEN_CHECK, proven_by_golden
+from ...core.documents.proof import GOLDEN_CHECK, proven_apart, proven_by_golden
 from ...core.documents.sidecar import CheckRecord
 from ...core.documents.window_view import WindowView
 from ...core.errors import CheckFailed, UsageError
@@ -20,6 +20,7 @@ from ...core.tolerance import Tolerance, coarsest, tolerance_for
 from ..session import Arrays
 from .baseline import BaselineMeter, Known, table_alone, with_baseline
 from .comparison import Comparison, compare_arrays, largest_error, unproven_outputs
+from .distribution import LOGITS
 from .golden import Golden, GoldenRunner, GoldenSample, check_type, kept_rows, key_mask
 from .inputs import InputSets
 from .overflow import range_record, unproven
@@ -325,12 +326,14 @@ def new_report(
 ) -> ParityReport:
     """Return a report without comparisons; arguments as of `compare_models`."""
     precision = coarsest([candidate.precision, described.dtype or candidate.precision])
+    checks = () if candidate.sidecar is None else candidate.sidecar.checks
+    proven = LOGITS in candidate.outputs and proven_apart(checks)
     return ParityReport(
         precision,
         candidate.provider,
         request.model,
         request.against,
-        tolerance_for(precision, request.atol, request.rtol),
+        tolerance_for(precision, request.atol, request.rtol, proven=proven),
         list(windows),
         candidate.plugin,
         candidate.sidecar,

@@ -239,6 +239,8 @@ def how_to_accept(figures: Iterable[Mapping[str, float | int | str]], tolerance:
     least = tolerance.cosine
     if least is not None and any(not float(one.get("cosine", 1)) >= least for one in given):
         return f"No {argument('atol')} or {argument('rtol')} accepts a cosine below {least:g}."
+    if tolerance.atol is None:
+        return f"To accept this difference, give {argument('atol')}: the largest error of an element that you accept."
     return f"To accept this difference, raise {argument('atol')} or {argument('rtol')}."
 
 

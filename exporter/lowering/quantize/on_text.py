@@ -25,7 +25,7 @@ from .calibration import Calibration
 from .weights import TABLE_BITS, WEIGHT_KINDS
 
 # The most tokens for moments, in all rows and in one row.
-_TOKENS, _ROW = 4096, 512
+_TOKENS, CALIBRATION_ROW = 4096, 512
 # Tokens of other rows, for measuring effects.
 _JUDGED = 512
 _MOST_ROWS = 64
@@ -79,7 +79,7 @@ def _calibration(request: ExportRequest, source: SourceModel, *, rounds: bool = 
             "weights rounded without calibration: the model has no token input; an .npz with inputs of the model as "
             f"{argument('calibration')} rounds them better"
         )
-    at = _of_one_row(source, (_ROW,) if rounds else _SHORT)
+    at = _of_one_row(source, (CALIBRATION_ROW,) if rounds else _SHORT)
     length = at.shapes.seq_len
     count, judged = (min(_MOST_ROWS, max(1, most // length)) if rounds else 0 for most in (_TOKENS, _JUDGED))
     rows = _rows(at, tokens, [(start, None) for start in range(count + judged)])
@@ -140,7 +140,7 @@ def _on_arrays(path: Path, source: SourceModel) -> Calibration:
         raise UsageError(
             f"{main!r} of {path} does not fit the model.", why=f"It is {sizes}; {len(wanted.shape)} axes are needed."
         )
-    length = min(_ROW, source.shapes.seq_len, given.shape[1])
+    length = min(CALIBRATION_ROW, source.shapes.seq_len, given.shape[1])
     at = source.resized(seq_len=length, batch=1)
     rows = [_row(path, at, arrays, place) for place in range(min(_MOST_ROWS, len(given)))]
     judged = max(1, len(rows) // 8)

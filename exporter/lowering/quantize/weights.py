@@ -187,6 +187,11 @@ def check_rounding(weights: str | None, table: str | None, *, calibrated: bool) 
         )
 
 
+def in_blocks(weights: str | None) -> bool:
+    """Return whether a kind of weights stores matrices in blocks, and multiplies activations by them in fp32."""
+    return weights is not None and bool(WEIGHT_KINDS[weights].bits)
+
+
 def spans_tokens(weights: str | None) -> bool:
     """Return whether a token influences how others are rounded."""
     return weights is not None and WEIGHT_KINDS[weights].spans_tokens

@@ -121,6 +121,8 @@ def test_the_file_is_judged_by_its_own_tolerance_and_its_whole_window(exported: 
     checks = {check.name: check for check in sidecar.checks}
     assert {check.status for check in checks.values()} <= {"passed", "not proven"}
     assert f"(tolerance {TOLERANCES['int4'].describe()})" in checks["parity"].detail
+    assert checks["graph before rounding"].figures["max_abs"] < 1e-4
+    assert 0 < checks["rounded weights"].figures["furthest"] < 0.2
     assert checks["parity"].figures["max_abs"] > 1e-4 and checks["parity"].figures["agreement"] > 0.6
     # Unlike dynamic int8, no token has a say in the scales of others.
     assert "through 1 layer(s)" in checks["window"].detail or "through 2 layer(s)" in checks["window"].detail
@@ -147,7 +149,7 @@ def test_a_spoiled_file_fails(wide: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
     for name in ("round_in_blocks", "round_for_inputs"):
         monkeypatch.setattr(blocked, name, spoiled)
-    with pytest.raises(CheckFailed, match="parity"):
+    with pytest.raises(CheckFailed, match="rounded weights"):
         export(ExportRequest(wide, tmp_path / "m.onnx", weight_dtype="int4"))
     assert not (tmp_path / "m.onnx").exists()
 

@@ -1,0 +1,1 @@
+"""Trained language models small enough for every run: their weights, and the script that trains them."""
