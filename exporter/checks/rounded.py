@@ -353,7 +353,8 @@ def _of_blocks(node: ir.Node) -> Floats:
     levels, zeros = levels.reshape(columns, count, -1), zeros.reshape(columns, -1)
     if bits == block_weights.BITS:
         levels, zeros = unpacked(levels, block), unpacked(zeros, count)
-    return _scaled(levels, scales.reshape(columns, count), zeros)[:, :rows].T
+    found: Floats = _scaled(levels, scales.reshape(columns, count), zeros)[:, :rows].T
+    return found
 
 
 def _scaled(levels: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any]) -> Floats:
