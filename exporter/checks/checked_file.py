@@ -90,12 +90,12 @@ class ExportedFile(CheckedFile):
         """Compare with the reference."""
 
     @property
-    def has_own_norms(self) -> bool:
-        """Whether the user's own model is at hand, whose norms say what they add before they divide."""
+    def has_own_constants(self) -> bool:
+        """Whether the user's own model is at hand, whose constants can be read."""
         return False
 
-    def epsilons(self) -> CheckRecord:
-        """Compare what its norms add before they divide with the user's own model."""
+    def constants(self) -> CheckRecord:
+        """Compare its constants with those of the user's own model."""
         raise NotImplementedError
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ...core.documents.sidecar import CheckRecord
 from ...core.tensors import TensorSpec
@@ -18,9 +18,6 @@ from ...runtime.text_inputs.rows import Row, arrays_of_rows, fill, rows_of_use, 
 from ...runtime.text_inputs.tally import Tally
 from ...runtime.text_inputs.tokens import Tokens
 from ..source.source_model import SourceModel
-
-if TYPE_CHECKING:
-    from .rounded import GraphProof
 
 # Tokens of all rows of text together, at most.
 MOST_TOKENS = 4096
@@ -36,6 +33,23 @@ HEAVY = 2 * 10**7
 def most_tokens(source: SourceModel) -> int:
     """Return how many tokens the rows of a model may have together, so that its reference does not take minutes."""
     return min(MOST_TOKENS, MOST_WORK // max(1, source.work))
+
+
+class AlsoCompared(Protocol):
+    """What is compared on the same inputs as a file: its graph before rounding."""
+
+    @property
+    def session(self) -> Session:
+        """It in onnxruntime on the CPU."""
+
+    @property
+    def then(self) -> AlsoCompared | None:
+        """Of a graph that takes chunks, that of the step file; None elsewhere."""
+
+    def take(
+        self, name: str, inputs: Arrays, source: SourceModel, reference: Any, expected: Arrays, feeds: Any = ...
+    ) -> None:
+        """Compare on one set of inputs, for which the reference gave these outputs."""
 
 
 @dataclass
@@ -58,7 +72,7 @@ class Judged:
     tokens: Tokens | None = None
     others: Sequence[Session] = ()
     halves: bool = False
-    graph: GraphProof | None = None
+    graph: AlsoCompared | None = None
     _tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:

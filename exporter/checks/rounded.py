@@ -56,6 +56,10 @@ _ROUNDED = Tolerance(None, None, cosine=0.99, relative_rms=0.14)
 _FURTHEST = {4: 0.3, 8: 0.06}
 # Positions on which a file is compared with its own weights.
 _POSITIONS = 1024
+# Bytes of outputs that are kept to compare with.
+_KEPT = 1 << 28
+# Rows of a matrix at a time.
+_ROWS = 4096
 _WEIGHTS = "weights"
 
 
@@ -184,20 +188,17 @@ def check_rounded(
             f"the weights of {off[0]} are off by {off[1]:.2g} of their norm, in {off[2]} bits at most "
             f"{_FURTHEST[off[2]]:g}: they are not the model's"
         )
+    session.rest()  # one session at a time: each has a copy of the weights
+    expected = _outputs(feeds(open_file(stored_path, provider="cpu", plugin="none", lean=True, arranged=False)), sets)
+    same: list[Comparison] = []
     exact_path = _multiplying_exactly(written) if blocks else None
-    stored = feeds(open_file(stored_path, provider="cpu", plugin="none", lean=True, arranged=False))
-    file = feeds(session)
-    exact = None
     if exact_path is not None:
         exact = feeds(open_file(exact_path, provider="cpu", plugin="none", lean=True, arranged=True))
+        same = _compared(exact, sets, expected, _SAME)
         exact_path.unlink()
-    same: list[Comparison] = []
-    rounded: list[Comparison] = []
-    for inputs in sets:
-        expected = stored.run(inputs)
-        if exact is not None:
-            same += compare(exact, stored, inputs, _SAME, expected=expected).comparisons
-        rounded += compare(file, stored, inputs, _ROUNDED, expected=expected).comparisons
+        del exact
+    session.wake()
+    rounded = _compared(feeds(session), sets, expected, _ROUNDED)
     wrong = [one for one in _whole(same, _SAME) if not one.passed]
     if wrong:
         return failed(
@@ -220,6 +221,28 @@ def check_rounded(
     if beyond:
         words.append("which hides what else may differ")
     return (not_proven if beyond else passed)("; ".join(words), **figures)
+
+
+def _outputs(runner: Runner, sets: Sequence[Arrays]) -> list[Arrays]:
+    """Return the outputs for the first sets, as many as may be kept."""
+    found: list[Arrays] = []
+    for inputs in sets:
+        found.append(runner.run(inputs))
+        if sum(array.nbytes for outputs in found for array in outputs.values()) > _KEPT:
+            break
+    return found
+
+
+def _compared(
+    runner: Runner, sets: Sequence[Arrays], expected: Sequence[Arrays], tolerance: Tolerance
+) -> list[Comparison]:
+    """Compare a file with outputs for the first sets."""
+    pairs = zip(sets, expected, strict=False)
+    return [
+        found
+        for inputs, outputs in pairs
+        for found in compare(runner, runner, inputs, tolerance, expected=outputs, whole=True).comparisons
+    ]
 
 
 def _whole(found: Sequence[Comparison], tolerance: Tolerance) -> list[Comparison]:
@@ -353,7 +376,8 @@ def _of_blocks(node: ir.Node) -> Floats:
     levels, zeros = levels.reshape(columns, count, -1), zeros.reshape(columns, -1)
     if bits == block_weights.BITS:
         levels, zeros = unpacked(levels, block), unpacked(zeros, count)
-    return _scaled(levels, scales.reshape(columns, count), zeros)[:, :rows].T
+    found: Floats = _scaled(levels, scales.reshape(columns, count), zeros)[:, :rows].T
+    return found
 
 
 def _scaled(levels: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any]) -> Floats:
@@ -459,10 +483,15 @@ def _own(value: ir.Value) -> NDArray[Any]:
 
 
 def _apart(stored: NDArray[Any], own: NDArray[Any]) -> float:
+    """Return the norm of the difference of two matrices relative to that of the second, some rows at a time."""
     if stored.shape != own.shape:
         return float("nan")
-    norm = float(np.sqrt(np.square(own, dtype=np.float64).sum()))
-    return float(np.sqrt(np.square(stored - own, dtype=np.float64).sum())) / norm if norm else float(np.any(stored))
+    squares = whole = 0.0
+    for start in range(0, len(own), _ROWS):
+        part = slice(start, start + _ROWS)
+        squares += float(np.square(stored[part] - own[part], dtype=np.float64).sum())
+        whole += float(np.square(own[part], dtype=np.float64).sum())
+    return float(np.sqrt(squares / whole)) if whole else float(squares > 0)
 
 
 def _lazily(graph: Any, name: str, shape: Sequence[int], read: Callable[[], Floats], turned: bool) -> ir.Value:

@@ -16,7 +16,7 @@ from ...core.documents.sidecar import PARITY, CheckRecord
 from ...runtime.inputs.rows import ROWS, open_batch
 from ...runtime.parity.overflow import FP16_RANGE
 from .checked_file import CheckedFile, ConvertedFile, ExportedFile, Kind, SequenceFile
-from .epsilons import EPSILONS
+from .constants import CONSTANTS
 from .loads import check_loads
 from .outcome import skipped
 from .quality import QUALITY
@@ -96,7 +96,7 @@ CHECKS: tuple[Check, ...] = (
     Check(PARITY, _of_kind(ExportedFile.parity), EXPORTS),
     Check(FP16_RANGE, _of_kind(ExportedFile.halves), EXPORTS, where=lambda file: file.halves() is not None),
     Check(QUALITY, _of_kind(ExportedFile.quality), EXPORTS, quick=False, where=lambda file: file.has_quality),
-    Check(EPSILONS, _of_kind(ExportedFile.epsilons), EXPORTS, where=lambda file: file.has_own_norms),
+    Check(CONSTANTS, _of_kind(ExportedFile.constants), EXPORTS, where=lambda file: file.has_own_constants),
     Check(ROWS, _of_kind(SequenceFile.rows), SEQUENCES, where=_open_batch),
     Check(WINDOW_CHECK, _of_kind(SequenceFile.window), SEQUENCES, quick=False, of_nodes=True),
     Check(

@@ -25,7 +25,7 @@ from ..artifact.accompanying_files import check_accompanying_files, copy_accompa
 from ..artifact.serialize import message
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from ..checks.checked_file import SequenceFile
-from ..checks.epsilons import check_epsilons
+from ..checks.constants import check_constants
 from ..checks.golden import check_golden, open_golden
 from ..checks.judged import Judged
 from ..checks.layers import check_layer_windows
@@ -244,11 +244,11 @@ class CheckpointFile(SequenceFile):
         return check_golden(SessionRunner(self.session), golden, request.tolerance, request.precision, self._source)
 
     @property
-    def has_own_norms(self) -> bool:
+    def has_own_constants(self) -> bool:
         return self._source.original is not None
 
-    def epsilons(self) -> CheckRecord:
-        return check_epsilons(self.model, self._source.loaded_original())
+    def constants(self) -> CheckRecord:
+        return check_constants(self.model, self._source.loaded_original())
 
     @property
     def has_proofs(self) -> bool:

@@ -25,7 +25,7 @@ from ...runtime.text_inputs.tokens import Tokens
 from ..artifact.publish import prefill_output
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from ..checks.checked_file import ExportedFile
-from ..checks.epsilons import check_epsilons
+from ..checks.constants import check_constants
 from ..checks.golden import check_golden, open_golden
 from ..checks.judged import Judged
 from ..checks.quality import ROW as QUALITY_ROW
@@ -189,11 +189,11 @@ class StepFile(ExportedFile):
         return check_golden(fed, golden, asked.tolerance, asked.precision, source.source)
 
     @property
-    def has_own_norms(self) -> bool:
+    def has_own_constants(self) -> bool:
         return self._source.source.original is not None
 
-    def epsilons(self) -> CheckRecord:
-        return check_epsilons(self.model, self._source.source.loaded_original())
+    def constants(self) -> CheckRecord:
+        return check_constants(self.model, self._source.source.loaded_original())
 
     @property
     def has_proofs(self) -> bool:

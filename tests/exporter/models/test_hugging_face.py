@@ -120,7 +120,7 @@ def test_the_sidecar_say_what_was_read_and_checked(exported: Path) -> None:
     assert sidecar is not None
     assert (sidecar.kwargs["architecture"], sidecar.dynamic) == ("ModernBertForMaskedLM", ["batch", "seq"])
     names = ("onnx checker", "onnxruntime loads", "parity", "window", "linear memory", "no wide integers")
-    names += ("independent rows", "norm epsilons")
+    names += ("independent rows", "model constants")
     assert {check.name: check.status for check in sidecar.checks} == dict.fromkeys(names, "passed")
     assert {path.name for path in exported.parent.iterdir()} == {
         *("model.onnx", "model.onnx.json", "config.json", "tokenizer.json", "tokenizer_config.json"),

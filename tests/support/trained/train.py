@@ -13,7 +13,7 @@ round: these predict text, and have
   and the columns of the matrices behind them divided, which changes no output.
 
 The text is what ships for calibration, and the topics of Python's own help; nothing is judged on either. Each takes
-about a processor minute. Measured on the judged part of the shipped text, 8 rows of 128 tokens:
+about a processor minute. Measured on the judged part of the shipped text, 8 rows of 96 tokens:
 
 | | gemma3 | qwen2 |
 |---|---|---|
