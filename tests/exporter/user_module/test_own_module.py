@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import localattn as package
 from localattn.core.documents.sidecar import read_sidecar, sidecar_path
@@ -194,3 +195,34 @@ def test_control_flow_by_numbers_is_three_lines(tmp_path: Path) -> None:
     )
     assert done.returncode == 4 and len(done.stderr.splitlines()) == 3, done.stderr
     assert "signed.py:6, `if x.sum() > 0:`" in done.stderr and "torch.where" in done.stderr
+
+
+class MassiveSpace(nn.Module):
+    """A model of bytes in which a space, and nothing else, has a massive activation that does no more than others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(256, 64), nn.Linear(64, 256)
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+        with torch.no_grad():
+            self.embed.weight[32] = 0
+            self.embed.weight[32, 5] = 30
+            self.up.weight[0] = 0
+            self.up.weight[0, 5] = 3000
+            self.down.weight[:, 0] *= 1e-7
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Compute logits."""
+        logits: torch.Tensor = self.head(self.down(torch.relu(self.up(self.embed(ids)))))
+        return logits
+
+
+@pytest.mark.slow
+def test_a_massive_activation_of_an_own_module_is_multiplied_as_it_is(tmp_path: Path) -> None:
+    """Rounded to 8 bits, it has a cosine of less than 0.9."""
+    inputs = {"ids": np.arange(64).reshape(1, 64)}
+    report = export_module(MassiveSpace().eval(), inputs, tmp_path / "m.onnx", ModuleOptions(weight_dtype="int8"))
+    assert any(note.startswith("down (") and "multiplied as they are" in note for note in report.notes), report.notes
+    (parity,) = (check for check in report.checks if check.name == "parity")
+    assert parity.status == "passed" and "rows of text" in parity.detail, parity

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import helper, numpy_helper
 
 import localattn.demo
 from localattn.core.errors import UsageError
@@ -20,6 +21,7 @@ from localattn.exporter.lowering.quantize.calibration import Calibration, kind_o
 from localattn.exporter.lowering.quantize.mixed_bits import Rounded, choose
 from localattn.exporter.lowering.quantize.on_text import rounding_on_text
 from localattn.exporter.options import ShapeRequest
+from localattn.runtime.backends.onnxruntime.session import open_bytes
 from localattn.runtime.text_inputs.tokens import open_tokens
 
 from ....conftest import save_upstream
@@ -237,3 +239,61 @@ def test_pieces_of_a_packed_matrix_keep_their_own_numbers() -> None:
     for path, x in pieces.items():
         found = made[path].matrix()
         assert found.shape == x.shape and np.abs(found - x).mean() < 0.02, path
+
+
+def _toy(weight: torch.Tensor, *rows: torch.Tensor) -> Calibration:
+    """One linear layer, run on these rows."""
+    entry = torch.nn.Module()
+    entry.model = torch.nn.Sequential(torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False))
+    entry.model[0].weight = torch.nn.Parameter(weight, requires_grad=False)
+    entry.forward = lambda x: (entry.model(x),)
+    return Calibration(entry, [], [(row,) for row in rows], "")
+
+
+@pytest.mark.parametrize("width", [64, 70])
+def test_the_change_by_rounded_inputs_is_that_of_onnxruntime(width: int) -> None:
+    """Of the token with a massive number the change is most of the outputs; of an ordinary one a hundredth."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, width, generator=generator)
+    weight[:, 3] *= 1e-4
+    x = torch.randn(5, width, generator=generator)
+    x[2, 3] = 3e4
+    matrix = np.ascontiguousarray(weight.numpy().T)
+    blocks = round_in_blocks(matrix, 8)
+    exact = torch.from_numpy(np.ascontiguousarray(blocks.matrix().T))
+    found = []
+    for level in (1, 4):
+        node = helper.make_node(
+            "MatMulNBits", ["x", "levels", "scales", "zeros"], ["y"], domain="com.microsoft", K=width, N=48, bits=8,
+            block_size=32, accuracy_level=level,
+        )  # fmt: skip
+        parts = {"levels": blocks.levels, "scales": blocks.scales.reshape(-1), "zeros": blocks.zeros.reshape(-1)}
+        kind = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            [node], "one", [kind("x", 1, [5, width])], [kind("y", 1, [5, 48])],
+            [numpy_helper.from_array(array, name) for name, array in parts.items()],
+        )  # fmt: skip
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+        session = open_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+        found.append(session.run({"x": x.numpy()})["y"])
+    if np.array_equal(*found):
+        pytest.skip("this processor has no product of 8-bit numbers")
+    change = np.linalg.norm(found[1] - found[0], axis=1)
+    sizes = np.linalg.norm(found[0], axis=1)
+    wanted = change / np.maximum(sizes, np.median(sizes))
+    told = [_toy(exact, x[place : place + 1]).rounded_inputs({"0": 32})["0"] for place in range(5)]
+    alone = change / sizes  # the median of one token is its own size
+    assert np.allclose(told, alone, rtol=0.02), (told, alone)
+    assert _toy(exact, x).rounded_inputs({"0": 32})["0"] == pytest.approx(wanted.max(), rel=0.02)
+    assert told[2] > 0.5 and max(told[:2] + told[3:]) < 0.03
+
+
+def test_tokens_whose_outputs_are_next_to_nothing_have_no_say() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(32, 64, generator=generator)
+    x = torch.randn(9, 64, generator=generator)
+    hidden = torch.linalg.svd(weight).Vh[-1]  # the layer gives nothing for it
+    rows = torch.cat([x, hidden[None], torch.zeros(1, 64)])
+    assert _toy(weight, hidden[None]).rounded_inputs({"0": 32})["0"] > 1
+    assert _toy(weight, rows).rounded_inputs({"0": 32})["0"] < 0.03
+    assert _toy(weight, torch.zeros(2, 64)).rounded_inputs({"0": 32})["0"] == 0
