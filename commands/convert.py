@@ -9,7 +9,7 @@ import typer
 
 from ..core.documents.report import count_outcomes
 from ..core.storage.file_kinds import ONNX
-from .parts.console import bytes_text, print_checks, print_json, progress, say
+from .parts.console import bytes_text, print_checks, print_json, progress, say, suggest
 from .parts.options import ChecksOption, FormatOption
 from .parts.paths import INPUT, ForceOption, OutputPath
 
@@ -58,6 +58,8 @@ def convert(
     for x in written:
         say(f"{x.path}  {_form(dtype, standard_ops=standard_ops)}, {bytes_text(x.path.stat().st_size)}")
         print_checks(x.checks)
+    steps = any(x.sidecar is not None and x.sidecar.step is not None for x in written)
+    suggest("localattn", "inspect" if steps else "run", output)
 
 
 def _form(dtype: str | None, *, standard_ops: bool) -> str:

@@ -77,13 +77,18 @@ def check_parity(
         sample = reference.sample(inputs.arrays)
         del expected
         found += [(inputs.name, comparison) for comparison in comparisons]
-    windows = source.shapes.seq_len / source.window_size
-    detail = f"{judged.describe()}, {windows:.3g} windows"
+    detail = f"{judged.describe()}, {in_windows(source.shapes.seq_len / source.window_size)}"
     for axis, what in ((source.family.batch_axis, "sequences"), (reference.sequence_axis(), "positions")):
         if axis in sample:
             detail += f", {sample[axis].sum()} of {sample[axis].size} {what}"
     alone = {inputs.name for inputs in sets if inputs.alone}
     return parity_record(found, reference, tolerance, detail, meter, alone)
+
+
+def in_windows(count: float) -> str:
+    """Say how many windows a length has."""
+    text = f"{count:.3g}"
+    return f"{text} window{'s' * (text != '1')}"
 
 
 def _static_sets(

@@ -29,7 +29,7 @@ from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from ..source.step_source import StepSource
 from .judged import HEAVY, Judged
-from .parity import baseline_meter, parity_record
+from .parity import baseline_meter, in_windows, parity_record
 
 # Number of single tokens after the chunks.
 _AFTER_CHUNKS = 32
@@ -95,7 +95,7 @@ def check_step_parity(
         del compared  # before the next ones are made: logits of a large vocabulary are large
     ring = source.slots
     wrapped = (length - ring) / whole.window_size
-    detail = f"{judged.describe()}, {length} positions, {wrapped:.3g} windows past the ring's {ring} slots"
+    detail = f"{judged.describe()}, {length} positions, {in_windows(wrapped)} past the ring's {ring} slots"
     if short:
         detail = (
             f"{judged.describe()}, {length} positions from empty caches; the ring is overwritten in the check of the "
