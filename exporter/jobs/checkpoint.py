@@ -245,7 +245,7 @@ class CheckpointFile(SequenceFile):
 
     @property
     def has_own_constants(self) -> bool:
-        return self._source.original is not None
+        return self._source.family.loads_reference and self._source.original is not None
 
     def constants(self) -> CheckRecord:
         return check_constants(self.model, self._source.loaded_original())

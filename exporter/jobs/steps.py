@@ -190,7 +190,7 @@ class StepFile(ExportedFile):
 
     @property
     def has_own_constants(self) -> bool:
-        return self._source.source.original is not None
+        return self._source.source.family.loads_reference and self._source.source.original is not None
 
     def constants(self) -> CheckRecord:
         return check_constants(self.model, self._source.source.loaded_original())

@@ -65,10 +65,9 @@ def step_record(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPO
 
 def _module_of(sidecar: Sidecar) -> str:
     """Return the words that export a module of the user's own again: its function, weights and inputs."""
-    words = ["--factory", sidecar.class_name]
-    if sidecar.kwargs:
-        words += ["--factory-args", json.dumps(sidecar.kwargs)]
-    words += ["--weights", sidecar.checkpoint_name] if sidecar.checkpoint_name else []
+    options = [("factory", sidecar.class_name)]
+    options += [("factory-args", json.dumps(sidecar.kwargs))] if sidecar.kwargs else []
+    options += [("weights", sidecar.checkpoint_name)] if sidecar.checkpoint_name else []
     sizes = {BATCH: sidecar.batch, SEQUENCE: sidecar.seq_len}
     for spec in sidecar.inputs:
         usual = (BATCH, SEQUENCE, *[""] * len(spec.shape))
@@ -77,8 +76,8 @@ def _module_of(sidecar: Sidecar) -> str:
             f"{name}={sizes.get(name, 1) if isinstance(size, str) else size}" if name else str(size)
             for name, size in zip(named, spec.shape, strict=True)
         ]
-        words += ["--input", f"{spec.name}:{_FP32.get(spec.dtype, spec.dtype)}:[{','.join(axes)}]"]
-    return " ".join(map(shlex.quote, words))
+        options.append(("input", f"{spec.name}:{_FP32.get(spec.dtype, spec.dtype)}:[{','.join(axes)}]"))
+    return " ".join(f"--{name} {shlex.quote(value)}" for name, value in options)
 
 
 _FP32 = {"float16": "float32"}

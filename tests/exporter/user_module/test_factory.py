@@ -140,7 +140,6 @@ def test_dry_run_of_a_module(net: Path, localattn: Command) -> None:
         (["--factory", "NET:make", "--dynamic", "length"], "no input has an axis"),
         (["--factory", "NET:make", "--dynamic", "seq,seq"], "--dynamic"),
         (["--factory", "NET:make", "--seq-len", "1", "--dynamic", "seq"], "2 or more"),
-        (["--factory", "NET:make", "--mode", "step"], "--mode"),
         (["--factory", "NET:make", *TOKENS, "--dtype", "fp16", "--weight-dtype", "int4"], "int4 weights do not"),
         (["--factory", "NET:make", "--mask"], "--input 'mask:bool:[1,N]'"),
         (["--factory", "NET:make", "--input", "token:int64:[1,24]"], "did you mean tokens"),
