@@ -100,7 +100,7 @@ def test_the_file_computes_what_the_model_in_memory_computed(
         wanted = judge.double()(**{name: torch.from_numpy(x) for name, x in feed.items()})[output].numpy()
     (found,) = session.run([output], feed)
     found = found.astype(np.float64)
-    if folder.precision != "fp32" and any("expert" in name for name in case.values):
+    if folder.precision != "fp32" and any("expert" in name for name, _ in model.named_modules()):
         # Rounding may choose another expert for a token; what sees that token differs too. The others must be right.
         products = (found * wanted).sum(-1) / np.sqrt((found**2).sum(-1) * (wanted**2).sum(-1))
         good = products >= PRECISIONS[folder.precision]
