@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import onnx
 
@@ -20,6 +20,9 @@ from ...runtime.parity.golden import Golden
 from ...runtime.session import Session
 from ..options import CheckOptions
 from .model_checker import check_model
+
+if TYPE_CHECKING:
+    from .rounded import GraphProof
 
 Kind = Literal["checkpoint", "steps", "module", "convert"]
 
@@ -80,6 +83,7 @@ class ExportedFile(CheckedFile):
     """
 
     golden: Golden | None
+    _graph: GraphProof | None = None
 
     @abstractmethod
     def golden_outputs(self, golden: Golden) -> CheckRecord:
@@ -101,11 +105,14 @@ class ExportedFile(CheckedFile):
     @property
     def has_proofs(self) -> bool:
         """Whether its weights are rounded, and its graph before rounding was kept."""
-        return False
+        return self._graph is not None
 
     def graph(self) -> CheckRecord:
-        """Compare its graph before rounding with the reference."""
-        raise NotImplementedError
+        """Compare its graph before rounding with the reference, on the inputs of parity."""
+        assert self._graph is not None
+        self.parity()
+        assert self._graph.record is not None
+        return self._graph.record
 
     def rounded(self) -> CheckRecord:
         """Compare with the graph before rounding, in which its own weights stand."""

@@ -250,15 +250,6 @@ class CheckpointFile(SequenceFile):
     def constants(self) -> CheckRecord:
         return check_constants(self.model, self._source.loaded_original())
 
-    @property
-    def has_proofs(self) -> bool:
-        return self._graph is not None
-
-    def graph(self) -> CheckRecord:
-        assert self._graph is not None
-        assert self._parity and self._graph.record is not None  # the same inputs
-        return self._graph.record
-
     def remedy(self) -> str:
         return self._job.remedy(self._graph)
 

@@ -195,15 +195,6 @@ class StepFile(ExportedFile):
     def constants(self) -> CheckRecord:
         return check_constants(self.model, self._source.source.loaded_original())
 
-    @property
-    def has_proofs(self) -> bool:
-        return self._graph is not None
-
-    def graph(self) -> CheckRecord:
-        assert self._graph is not None
-        assert self._parity and self._graph.record is not None  # the same inputs
-        return self._graph.record
-
     def rounded(self) -> CheckRecord:
         assert self._graph is not None
         blocks = in_blocks(self._asked.weight_dtype)
