@@ -17,6 +17,7 @@ from ...core.errors import UsageError
 
 _SAVE = "torch.save(model.state_dict(), 'weights.pt')"
 _OTHER_LIBRARY = f"Load it with {{library}} into the PyTorch model, then: {_SAVE}"
+NOT_A_CHECKPOINT = "A checkpoint is a torch file (.pt, .pth, .ckpt, .bin) or a .safetensors file."
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Foreign:
     fix: str
     start: Callable[[bytes], bool] = lambda start: False
     suffixes: tuple[str, ...] = ()
-    why: str = "A checkpoint is a torch file (.pt, .pth, .ckpt, .bin) or a .safetensors file."
+    why: str = NOT_A_CHECKPOINT
 
 
 def _magic(*starts: bytes) -> Callable[[bytes], bool]:

@@ -32,7 +32,7 @@ from ...core.storage.unchanged import Unchanged, unchanged
 from ...core.storage.wrong_file import check_exists, refuse_wrong_file
 from .documents import read_json
 from .folders import is_index, read_folder, refuse_shard
-from .foreign_files import archive_error, refuse_foreign
+from .foreign_files import NOT_A_CHECKPOINT, archive_error, refuse_foreign
 from .pickled_objects import object_error
 from .settings import ENTRIES as SETTINGS
 from .sharded_training import NEEDS_DTENSOR, gathered, know_dtensors, quiet_meshes, refuse_parts
@@ -44,7 +44,6 @@ _log = logging.getLogger(__name__)
 
 # A safetensors file begins with the header's length in 8 bytes, then the header as JSON.
 _SAFETENSORS_START = 8
-_NOT_A_CHECKPOINT = "A checkpoint is a torch file (.pt, .pth, .ckpt, .bin) or a .safetensors file."
 # The safetensors element types that are real numbers of 8 bits or more, without scales of other formats (E8M0).
 _REAL = re.compile(r"F64|F32|F16|BF16|F8_E[45]M[23](?:FNUZ)?|BOOL|[IU](?:8|16|32|64)")
 _LONGEST_SETTINGS = 256 << 10
@@ -233,7 +232,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
         UsageError: it cannot be read, or is of another kind.
     """
     if path.is_dir():
-        raise UsageError(f"{path} is a folder.", why=_NOT_A_CHECKPOINT, fix="Give the file in it.")
+        raise UsageError(f"{path} is a folder.", why=NOT_A_CHECKPOINT, fix="Give the file in it.")
     try:
         with open_plain(path) as stream:
             start = stream.read(_ENOUGH)
@@ -255,7 +254,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     fix = "Check the path."
     if path.suffix == ".py":
         fix = f"Name the function in it that makes your module: {argument('factory', f'{path}:FUNCTION')}."
-    raise UsageError(f"{path} is not a checkpoint.", why=_NOT_A_CHECKPOINT, fix=fix)
+    raise UsageError(f"{path} is not a checkpoint.", why=NOT_A_CHECKPOINT, fix=fix)
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
